@@ -1,0 +1,51 @@
+"""What a domain is: task sets, and for each task a world that offers tools and gives the verdict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from whale_envs.episode import Episode, Verdict
+from whale_envs.task import Splits, Task
+
+
+class World(ABC):
+    """The domain's side of one episode: holds the task, offers tools, ends where the rules do, and scores.
+
+    `tools` maps names to the functions that a harness calls as `tools.<name>(...)`. They take and return JSON
+    values or the result types of `whale_envs.harness.helpers`, and raise `ToolUseError` for a misuse.
+    """
+
+    tools: dict[str, Callable[..., Any]]
+
+    @property
+    def over(self) -> bool:
+        """Whether the domain's rules have ended the episode (a chess puzzle solved or failed)."""
+        return False
+
+    @abstractmethod
+    def verdict(self, answer: Any) -> Verdict:
+        """Score the answer that the harness returned (None: it gave none)."""
+
+    @abstractmethod
+    def behaviours(self, episode: Episode) -> dict[str, bool]:
+        """Yes/no facts about a finished episode, for the logs: format followed, answer retrieved, ..."""
+
+    @abstractmethod
+    def solve(self) -> Any:
+        """Play the gold solution through the tools and return its answer; the verdict on it must be 1."""
+
+
+class Domain(ABC):
+    """A domain with its data loaded. Made once, shared by many envs."""
+
+    name: ClassVar[str]
+    #: Most tokens in one reply, and most model calls in one episode, whatever a harness asks for.
+    max_tokens: int = 8192
+    max_asks: int = 16
+    splits: Splits
+
+    @abstractmethod
+    def world(self, task: Task) -> World:
+        """A fresh world for one episode of `task`."""

@@ -1,0 +1,26 @@
+"""The domains by name, loaded once and shared."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from whale_envs.domain import Domain
+from whale_envs.errors import unknown
+
+#: name: (module, class, Gymnasium id)
+DOMAINS = {
+    "search-qa": ("whale_envs.domains.search_qa", "SearchQA", "whale/SearchQA"),
+    "math": ("whale_envs.domains.math_code", "MathCode", "whale/Math"),
+    "chess": ("whale_envs.domains.chess_puzzles", "ChessPuzzles", "whale/Chess"),
+}
+
+
+@functools.lru_cache(maxsize=8)
+def load_domain(name: str, dataset: str | None = None) -> Domain:
+    """The domain `name` with the bundled mini world, or with `dataset` (each class says which it takes)."""
+    if name not in DOMAINS:
+        raise unknown("domain", name, DOMAINS)
+    module, cls, _ = DOMAINS[name]
+    loaded: Domain = getattr(importlib.import_module(module), cls)(dataset)
+    return loaded

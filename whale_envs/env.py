@@ -1,0 +1,178 @@
+"""`HarnessEnv`: the one loop between a model and a world, through a harness. Everything else in the project runs it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+
+from whale_envs.domain import Domain, World
+from whale_envs.domains import load_domain
+from whale_envs.episode import Call, Episode, Failure, Reply, Verdict
+from whale_envs.errors import EpisodeError, UserError
+from whale_envs.harness.helpers import Ask, Message
+from whale_envs.harness.jail import Jail, JailedSession
+from whale_envs.harness.load import Harness, load_harness
+from whale_envs.harness.session import Answer, InProcessSession, Session, Toolbox
+from whale_envs.spaces import Completion, Messages
+
+Observation = tuple[Message, ...]
+
+
+class HarnessEnv(gymnasium.Env[Observation, Any]):
+    """An agent environment whose dynamics are a harness.
+
+    Observation: the messages of the next model call. Action: the completion, a string or a `Reply`. The reward is
+    the verifier's score when the episode ends, 0 before. `info["ask"]` is the whole `Ask`; at the end
+    `info["episode"]` is the finished `Episode`.
+
+    Args:
+        domain: a domain's name ("search-qa", "math", "chess") or a loaded `Domain` to share between envs.
+        dataset: real data in place of the bundled mini world, e.g. "lichess:PATH.csv" (see the README).
+        harness: a shipped name, a path, a `Harness` or a module's `run`; one that is not trusted runs jailed.
+        split: "weight", "harness" or "test"; which tasks `reset` deals, each once an epoch.
+        jail: a running `Jail` of the harness to share between envs; by default an env starts its own when needed.
+        render_mode: "ansi", or None.
+
+    Raises `UserError` for data or a harness that cannot be used.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+
+    def __init__(
+        self,
+        domain: str | Domain,
+        dataset: str | None = None,
+        harness: str | Path | Harness = "h0",
+        split: str = "weight",
+        jail: Jail | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.domain = domain if isinstance(domain, Domain) else load_domain(domain, dataset)
+        self.harness = load_harness(harness, self.domain.name)
+        self.tasks = self.domain.splits[split]
+        self.render_mode = render_mode
+        self.observation_space = Messages()
+        self.action_space = Completion()
+        self.episode: Episode | None = None
+        self._jail, self._own_jail = jail, jail is None
+        self._order: list[int] = []
+        self._session: Session | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode. `options={"task": id}` names the task; otherwise the next of a shuffled epoch.
+
+        `seed` also seeds the harness's own randomness. Gymnasium's `reset` cannot end an episode, so one whose
+        harness fails or answers before its first ask ends at the next `step`, whatever the action.
+        """
+        super().reset(seed=seed)
+        if seed is not None:
+            self._order = []
+        if options and "task" in options:
+            task = self.tasks.by_id(options["task"])
+        else:
+            if not self._order:
+                self._order = self.np_random.permutation(len(self.tasks)).tolist()
+            task = self.tasks[self._order.pop()]
+        episode_seed = seed if seed is not None else int(self.np_random.integers(2**31))
+        self._world: World = self.domain.world(task)
+        self._toolbox = Toolbox(self._world.tools)
+        self.episode = Episode(task.id, self.domain.name, self.harness.hash, episode_seed, calls=[])
+        self._open = True
+        self._outcome: Ask | Answer | EpisodeError
+        self._started = time.perf_counter()
+        if self._session is not None:
+            self._session.close()
+        if self.harness.trusted:
+            self._session = InProcessSession(self.harness, task.view(), self._toolbox, episode_seed)
+        else:
+            self._jail = self._jail or Jail(self.harness)
+            self._session = JailedSession(self._jail, task.shown, self._toolbox, episode_seed)
+        self._advance(None)
+        return self._observation(), self._info()
+
+    def step(self, action: str | Reply) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Give the model's reply to the harness. Returns (messages, reward, terminated, truncated, info).
+
+        Raises `UserError` when the episode has ended or the action is neither a string nor a `Reply`.
+        """
+        if self.episode is None or not self._open:
+            raise UserError("this episode has ended (or never began): call reset() before step()")
+        if not isinstance(action, str | Reply):
+            raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
+        reply = Reply(action) if isinstance(action, str) else action
+        if isinstance(self._outcome, Ask):
+            self.episode.calls.append(Call(list(self._outcome.messages), reply, self._outcome.max_tokens))
+            self._advance(reply)
+        if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.domain.max_asks and not self._world.over:
+            return self._observation(), 0.0, False, False, self._info()
+        truncated = self._finish()
+        return self._observation(), self.episode.score, not truncated, truncated, self._info()
+
+    def fail(self, failure: Failure) -> Episode:
+        """End the episode for a reason outside the harness (a policy that failed); returns its record."""
+        if self.episode is None or not self._open:
+            raise UserError("this episode has ended (or never began): there is nothing to fail")
+        self._outcome = EpisodeError(failure.owner, failure.message)
+        self._finish()
+        return self.episode
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.episode is not None and not self._open
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The transcript so far, for `render_mode="ansi"`."""
+        if self.render_mode is None:
+            return None
+        return self.episode.transcript() if self.episode else "no episode yet: call reset()"
+
+    def close(self) -> None:
+        """Drop the episode and end the env's own jail. May be called again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        self._open = False
+        if self._own_jail and self._jail is not None:
+            self._jail.close()
+            self._jail = None
+
+    def _advance(self, reply: Reply | None) -> None:
+        assert self._session is not None
+        try:
+            self._outcome = self._session.resume(reply.view() if reply else None)
+        except EpisodeError as error:
+            self._outcome = error
+
+    def _finish(self) -> bool:
+        """Score the episode and close it; True when a limit ended it rather than the harness."""
+        episode, outcome = self.episode, self._outcome
+        assert episode is not None and self._session is not None
+        truncated = False
+        if isinstance(outcome, EpisodeError):
+            episode.failure = Failure(outcome.owner, str(outcome))
+            episode.verdict = Verdict(0.0, f"failed: {outcome.owner}")
+        elif isinstance(outcome, Ask) and not self._world.over:
+            truncated = True
+            episode.verdict = Verdict(0.0, f"cut off after {self.domain.max_asks} model calls")
+        else:
+            episode.answer = outcome.value if isinstance(outcome, Answer) else None
+            episode.verdict = self._world.verdict(episode.answer)
+        episode.tool_calls = self._toolbox.calls
+        episode.behaviours = self._world.behaviours(episode)
+        episode.seconds = time.perf_counter() - self._started
+        self._session.close()
+        self._open = False
+        return truncated
+
+    def _observation(self) -> Observation:
+        return tuple(self._outcome.messages) if isinstance(self._outcome, Ask) else ()
+
+    def _info(self) -> dict[str, Any]:
+        if self._open:
+            ask = self._outcome if isinstance(self._outcome, Ask) else None
+            return {"ask": ask, "task_id": self.episode.task_id if self.episode else ""}
+        return {"ask": None, "task_id": self.episode.task_id if self.episode else "", "episode": self.episode}

@@ -1,0 +1,157 @@
+"""The record of an episode: every ask and reply, every tool call, the verdict. One JSON line each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from whale_envs.errors import Owner, UserError
+from whale_envs.harness.helpers import Ask, Message, ReplyView
+
+FinishReason = Literal["stop", "length"]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A model's reply as a policy returns it.
+
+    `prompt_ids` and `completion_ids` are the token ids that were in the model's context and that it sampled (the
+    turn-ending token among them), `logprobs` the sampled tokens' log-probabilities; all None from a policy that
+    does not know them.
+    """
+
+    text: str
+    finish_reason: FinishReason = "stop"
+    tool_calls: list[dict[str, Any]] = []
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+    def view(self) -> ReplyView:
+        """What a harness sees of it."""
+        return ReplyView(self.text, self.finish_reason, tuple(self.tool_calls))
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call that a harness made, after model call number `after` (0: before the first)."""
+
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any
+    seconds: float
+    after: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One model call."""
+
+    messages: list[Message]
+    reply: Reply
+    max_tokens: int | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What the verifier says: `score` in [0, 1], and why."""
+
+    score: float
+    reason: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why an episode ended before its verdict, and whose fault it was."""
+
+    owner: Owner
+    message: str
+
+
+class Episode(msgspec.Struct):
+    """A finished episode. `behaviours` are the domain's yes/no facts about it (True counts as 1 in a mean)."""
+
+    task_id: str
+    domain: str
+    harness: str
+    seed: int
+    weights: str = ""
+    calls: list[Call] = []
+    tool_calls: list[ToolCall] = []
+    answer: Any = None
+    verdict: Verdict = Verdict(0.0, "not finished")
+    behaviours: dict[str, bool] = {}
+    failure: Failure | None = None
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """The verdict's score."""
+        return self.verdict.score
+
+    @property
+    def truncated(self) -> bool:
+        """Whether any model call was cut off by a token cap."""
+        return any(c.reply.finish_reason == "length" for c in self.calls)
+
+    def transcript(self) -> str:
+        """The episode as a person reads it: each message once, then answer and verdict."""
+        lines = [f"task {self.task_id} · harness {self.harness} · seed {self.seed}"]
+        shown: list[Message] = []
+        for call in self.calls:
+            same = len(shown) if call.messages[: len(shown)] == shown else 0
+            if shown and not same:
+                lines.append("--- a fresh context ---")
+            lines += [f"[{m['role']}] {m['content']}" for m in call.messages[same:]]
+            cut = "  (cut off by the token cap)" if call.reply.finish_reason == "length" else ""
+            lines.append(f"[assistant] {call.reply.text}{cut}")
+            shown = [*call.messages, call.reply.view().message]
+        if self.failure:
+            lines.append(f"failure ({self.failure.owner}): {self.failure.message}")
+        lines.append(f"answer {self.answer!r} · score {self.score:g} · {self.verdict.reason}")
+        return "\n".join(lines)
+
+
+def ask_of(yielded: object) -> Ask:
+    """The `Ask` that a harness yielded: itself, or a list of messages. Raises `ValueError` for anything else."""
+    ask = yielded if isinstance(yielded, Ask) else Ask(messages=yielded)  # type: ignore[arg-type]
+    if not isinstance(ask.messages, list) or not ask.messages:
+        raise ValueError(f"a harness yields a list of messages or an Ask, not {type(yielded).__name__}")
+    for message in ask.messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise ValueError(f"a message is a dict with role and content strings, not {str(message)[:80]!r}")
+        if message.get("role") not in ("system", "user", "assistant", "tool"):
+            raise ValueError(f"a message's role is system, user, assistant or tool, not {message.get('role')!r}")
+    return ask
+
+
+def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+    """Write episodes as JSON lines, atomically."""
+    encode = msgspec.json.Encoder().encode
+    write_atomic(path, b"".join(encode(e) + b"\n" for e in episodes))
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Read episodes from JSON lines; `UserError` names the line that is malformed."""
+    decoder = msgspec.json.Decoder(Episode)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise UserError(f"{path}:{number} is no episode: {error}") from None
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is either whole or not there, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}; free some space or give another --out, then run the same command again") from error

@@ -1,0 +1,162 @@
+"""What a harness may import: `from whale_envs.harness import system, user, tool, tag, boxed, ...`.
+
+Only the standard library is used here, since a jailed worker loads this file alone, without the rest of the
+package. A harness is one file with one generator function:
+
+    def run(task, tools):
+        reply = yield [user(task.question)]      # a model call
+        found = tools.search("...", k=1)         # a tool call
+        return tag(reply.text, "answer")         # the answer
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def system(text: str) -> Message:
+    """A system message."""
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    """A user message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    """An assistant message that the model did not write in this episode (a few-shot example, say)."""
+    return {"role": "assistant", "content": text}
+
+
+def tool(text: str) -> Message:
+    """A tool's result."""
+    return {"role": "tool", "content": text}
+
+
+def tag(text: str, name: str) -> str | None:
+    """The content of the last `<name>...</name>` in `text`, stripped; None if there is none."""
+    found = re.findall(rf"<{re.escape(name)}>((?:(?!<{re.escape(name)}>).)*?)</{re.escape(name)}>", text, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` in `text`, braces balanced; None if there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 1, start + len("\\boxed{")
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[begin:at].strip()
+    return None
+
+
+def words(text: str) -> list[str]:
+    """The lower-cased words of `text`."""
+    return re.findall(r"\w+", text.lower())
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One model call: `messages` with, when wanted, tool schemas and caps.
+
+    `max_tokens` caps the completion (None: what the domain allows); `stop` are strings that end it.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplyView:
+    """What a harness sees of a model's reply. `finish_reason` is "stop" or "length"."""
+
+    text: str
+    finish_reason: str = "stop"
+    tool_calls: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The reply as the assistant message to append to the history."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = list(self.tool_calls)
+        return message
+
+
+class TaskView:
+    """What a harness sees of a task: the shown fields as attributes (`task.question`), never the answer."""
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        self.__dict__.update(shown)
+
+    def __repr__(self) -> str:
+        return f"TaskView({self.__dict__!r})"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A retrieved passage; `text` may hold several lines or sentences."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0
+
+    def head(self, n: int) -> str:
+        """The title and the first `n` words of the text, lines kept."""
+        kept: list[str] = []
+        for line in self.text.splitlines():
+            if n <= 0:
+                break
+            kept.append(" ".join(line.split()[:n]))
+            n -= len(line.split())
+        return "\n".join([self.title, *kept])
+
+    def sentences(self) -> list[str]:
+        """The text as sentences, in order."""
+        return [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", self.text) if s.strip()]
+
+    def snippets(self, query: str, n: int) -> str:
+        """The title and the `n` sentences that share most words with `query`, in the passage's order."""
+        wanted = set(words(query))
+        ranked = sorted(enumerate(self.sentences()), key=lambda s: (-len(wanted & set(words(s[1]))), s[0]))
+        return "\n".join([self.title, *(s for _, s in sorted(ranked[:n]))])
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """The result of running code: `status` is "ok", "error", "timeout", "memory", "output" or "killed"."""
+
+    stdout: str
+    stderr: str
+    status: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class BoardView:
+    """A chess position as the player sees it.
+
+    `legal` pairs every legal move in UCI with its SAN, in a fixed order that says nothing of their worth;
+    `over` is True when the puzzle has ended, after which no move is accepted.
+    """
+
+    fen: str
+    board: str
+    legal: tuple[tuple[str, str], ...]
+    over: bool = False
+    ply: int = 0
+
+
+#: How a tool's result is rebuilt from JSON on the other side of a jail, by the name that it travels under.
+RESULT_TYPES: dict[str, type] = {c.__name__: c for c in (Passage, ExecResult, BoardView)}

@@ -1,0 +1,98 @@
+"""Finding and checking a harness: by name ("h0", "strong"), by path, from source, or from a function."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from whale_envs.errors import UserError, unknown
+
+SEEDS = Path(__file__).parent / "seeds"
+
+
+class HarnessSourceError(UserError):
+    """A harness's source breaks the contract: it does not parse, or has no generator function `run`."""
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A harness's source, its name, and the first 12 hex digits of its SHA-256.
+
+    `trusted` harnesses run in this process, others in a jailed child.
+    """
+
+    source: str
+    name: str = "harness"
+    trusted: bool = False
+    hash: str = field(init=False)
+    code: CodeType = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", _check(self.source, self.name))
+        object.__setattr__(self, "hash", hashlib.sha256(self.source.encode()).hexdigest()[:12])
+
+    def __reduce__(self) -> Any:  # a code object cannot be pickled, the source can
+        return Harness, (self.source, self.name, self.trusted)
+
+
+def _check(source: str, name: str) -> CodeType:
+    try:
+        tree = ast.parse(source, filename=name)
+        code = compile(tree, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise HarnessSourceError(f"harness {name} does not parse{where}: {getattr(error, 'msg', error)}; mend the file") from None
+    runs = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
+    if not runs:
+        raise HarnessSourceError(f"harness {name} has no function `run(task, tools)`: define one at the top level")
+    if len(runs[-1].args.args) != 2:
+        raise HarnessSourceError(f"harness {name}: `run` takes (task, tools), not {len(runs[-1].args.args)} arguments")
+    if not any(_yields(n) for n in runs[-1].body):
+        raise HarnessSourceError(f"harness {name}: `run` never yields; `reply = yield messages` is how it asks the model")
+    return code
+
+
+def _yields(node: ast.AST) -> bool:
+    """Whether `node` holds a yield of its own function, not of one nested in it."""
+    if isinstance(node, ast.Yield | ast.YieldFrom):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.GeneratorExp):
+        return False
+    return any(_yields(child) for child in ast.iter_child_nodes(node))
+
+
+def seed_names(domain: str) -> list[str]:
+    """The names of the harnesses that ship for a domain ("h0", "strong")."""
+    prefix = domain.replace("-", "_") + "_"
+    return sorted(p.stem.removeprefix(prefix) for p in SEEDS.glob(f"{prefix}*.py"))
+
+
+def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, trusted: bool = True) -> Harness:
+    """The harness that `spec` names: a shipped name, a path to a .py file, a function, or a `Harness` as it is.
+
+    Raises `UserError` for a name that does not ship or a file that is not there, `HarnessSourceError` for source
+    that breaks the contract.
+    """
+    if isinstance(spec, Harness):
+        return spec
+    if callable(spec):
+        module = inspect.getmodule(spec)
+        if module is None or spec.__name__ != "run":
+            raise UserError(f"harness function {spec!r}: expected the `run` of a module; give its file's path instead")
+        return Harness(inspect.getsource(module), module.__name__, trusted)
+    path = Path(spec)
+    if str(spec) in seed_names(domain):
+        path = SEEDS / f"{domain.replace('-', '_')}_{spec}.py"
+        return Harness(path.read_text(), str(spec), trusted)
+    if path.suffix != ".py":
+        raise unknown(f"harness of {domain}", str(spec), seed_names(domain))
+    try:
+        return Harness(path.read_text(), path.stem, trusted)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read harness {path}: {error}; expected a Python file with `run(task, tools)`") from None

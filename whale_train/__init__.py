@@ -1,0 +1,1 @@
+"""Training and harness search against the `whale_envs` registry."""

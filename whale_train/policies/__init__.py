@@ -1,0 +1,1 @@
+"""Policies: whatever answers asks."""
