@@ -1,0 +1,43 @@
+# make demo: set up, run the main job, say where its report is.     make test: set up, run the fast tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Where there is no NVIDIA GPU, PyPI's torch for Linux would bring gigabytes of CUDA that nothing here could use.
+GPU := $(shell command -v nvidia-smi 2>/dev/null || ls /dev/nvidia0 2>/dev/null)
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+ARGS ?=
+
+.PHONY: setup demo test test-slow lint clean
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11: install Python 3.11 or newer, or say make PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no venv module: on Debian, apt-get install python3-venv"; exit 2; }
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+ifeq ($(shell uname -s)/$(GPU),Linux/)
+	@$(BIN)/pip install --quiet --constraint constraints.txt "torch==$(TORCH)+cpu" 2>/dev/null || \
+	  $(BIN)/pip install --quiet "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu
+endif
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: setup
+	@$(BIN)/whale run $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not vllm and not hub and not gpu" $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
