@@ -1,0 +1,81 @@
+"""SearchQA: questions answered by searching a corpus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whale_envs.data.search_files import read_corpus, read_questions
+from whale_envs.data.search_world import SearchWorld
+from whale_envs.domain import Domain, World
+from whale_envs.episode import Episode, Verdict
+from whale_envs.errors import UserError
+from whale_envs.harness.helpers import Passage
+from whale_envs.task import Task
+from whale_envs.tools.retrieval import Retriever
+from whale_envs.verifiers.exact_match import exact_match, normalise
+
+#: The seed of the bundled world; the bundled model was trained on others.
+MINI_WORLD_SEED = 0
+
+
+class SearchQA(Domain):
+    """The SearchQA domain.
+
+    `dataset` is None for the bundled mini world, or "QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz": questions as
+    `{question, answers}` and passages as `{id, title, text}` or `{id, contents}`, one JSON object a line.
+    A `SearchWorld` may be given instead.
+    """
+
+    name = "search-qa"
+
+    def __init__(self, dataset: str | SearchWorld | None = None) -> None:
+        if dataset is None:
+            dataset = SearchWorld(MINI_WORLD_SEED)
+        if isinstance(dataset, SearchWorld):
+            self.splits = dataset.splits()
+            self.retriever = Retriever(dataset.passages())
+            self.max_tokens = 64  # the longest useful reply of a mini world is about 30 tokens
+        else:
+            questions, _, corpus = dataset.partition(",corpus=")
+            if not corpus:
+                raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
+            self.splits = read_questions(questions)
+            self.retriever = Retriever(read_corpus(corpus))
+
+    def world(self, task: Task) -> SearchQAWorld:
+        """See `Domain.world`."""
+        return SearchQAWorld(task, self.retriever)
+
+
+class SearchQAWorld(World):
+    """One question. Tool: `search(query, k=1) -> list[Passage]`."""
+
+    def __init__(self, task: Task, retriever: Retriever) -> None:
+        self.golds: list[str] = task.gold
+        self.tools = {"search": retriever.search}
+
+    def verdict(self, answer: Any) -> Verdict:
+        """Exact match; an answer that is no string is none."""
+        return exact_match(answer if isinstance(answer, str) else None, self.golds)
+
+    def behaviours(self, episode: Episode) -> dict[str, bool]:
+        """See `World.behaviours`: answered, searched, an answer retrieved, shown to the model, extracted."""
+        passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
+        shown = [m["content"] for call in episode.calls for m in call.messages if m["role"] == "tool"]
+        facts = {
+            "answered": isinstance(episode.answer, str),
+            "searched": bool(episode.tool_calls),
+            "retrieved": any(self._holds(f"{p.title} {p.text}") for p in passages),
+            "shown": any(self._holds(text) for text in shown),
+        }
+        if facts["shown"]:
+            facts["extracted given shown"] = episode.score > 0.5
+        return facts
+
+    def _holds(self, text: str) -> bool:
+        hay = f" {normalise(text)} "
+        return any(f" {g} " in hay for gold in self.golds if (g := normalise(gold)))
+
+    def solve(self) -> Any:
+        """The first gold answer."""
+        return self.golds[0]
