@@ -1,0 +1,295 @@
+"""The archive: a folder of harness candidates that a person, a proposer and a program can all read.
+
+    archive.json                    the index: phase, accepted harness, every candidate with its scores
+    rounds.jsonl                    one line a finished round: what was proposed, what came of it
+    proposals/<phase>-<round>.json  what the proposer handed in, as it was handed in
+    candidates/<hash>/harness.py    the source
+                      hypothesis.md what its author expected
+                      parents.json  what it was made from, along which axes, and what the gate said
+                      scores.json   one score a (weights, data, seed)
+                      outcomes.jsonl one line a score and task
+                      episodes.jsonl the raw episodes, whole
+
+Every file is written atomically and `archive.json` last, so that a kill leaves either the old state or the new one;
+work that was lost that way is done again with the same result. Nothing in the folder stems from the shadow tasks or
+the test split. One process writes to an archive at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from whale_envs import Episode, Harness
+from whale_envs.episode import read_episodes, write_atomic, write_episodes
+from whale_envs.errors import UserError
+from whale_train.meta_harness.proposers.base import Cost, Proposal
+from whale_train.rollout import episode_seed
+
+
+class ScoreKey(msgspec.Struct, frozen=True):
+    """Under what a harness was scored: the policy's weights hash (sampling is in it), the tasks' hash, the seed."""
+
+    weights: str
+    data: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.weights}-{self.data}-{self.seed}"
+
+
+class Score(msgspec.Struct, frozen=True):
+    """How a harness did on `n` tasks, one episode each: the mean of the verdicts with its standard error.
+
+    `turns` is the mean number of model calls. `unit` is the ledger key under which the rollouts were paid.
+    """
+
+    mean: float
+    se: float
+    n: int
+    turns: float
+    unit: str
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of one task: the verdict's score and reason, the number of model calls, who failed if anybody did."""
+
+    key: str
+    task: str
+    score: float
+    reason: str
+    turns: int
+    failed: str = ""
+
+
+class Candidate(msgspec.Struct):
+    """A harness in the archive. `gate` is why it was refused ("": it was not); `tree` is its normalised syntax tree."""
+
+    hash: str
+    tree: str
+    hypothesis: str
+    parents: list[str]
+    axes: list[str]
+    born: str
+    gate: str = ""
+    scores: dict[str, Score] = {}
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One proposal of a round and what came of it; `mean` is None when the gate refused it."""
+
+    hash: str
+    hypothesis: str
+    gate: str
+    mean: float | None
+
+
+class Round(msgspec.Struct, frozen=True):
+    """A finished round of a phase. `note` says what went wrong with the proposer, if anything did."""
+
+    phase: str
+    round: int
+    tried: list[Tried]
+    accepted: str
+    accepted_mean: float
+    note: str = ""
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """What a proposer handed in for a round, what that cost, and what went wrong, if anything did."""
+
+    proposals: list[Proposal]
+    cost: Cost
+    seconds: float
+    note: str = ""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """The search that goes on, or was the last to: its key in the run and what its harnesses are scored under."""
+
+    key: str
+    score_key: ScoreKey
+
+
+class _Index(msgspec.Struct):
+    domain: str
+    phase: Phase | None = None
+    accepted: str = ""
+    candidates: list[Candidate] = []
+
+
+class Archive:
+    """An archive folder, made if it is not there. Raises `UserError` for one of another domain or one that is broken."""
+
+    def __init__(self, folder: Path, domain: str) -> None:
+        self.folder = folder
+        self._index = _Index(domain)
+        self.rounds: list[Round] = []
+        try:
+            if (folder / "archive.json").exists():
+                self._index = msgspec.json.decode((folder / "archive.json").read_bytes(), type=_Index)
+            if (folder / "rounds.jsonl").exists():
+                lines = (folder / "rounds.jsonl").read_bytes().splitlines()
+                self.rounds = [msgspec.json.decode(line, type=Round) for line in lines]
+        except msgspec.DecodeError as error:
+            raise UserError(f"{folder} is no archive that this version reads ({error}): give another folder") from None
+        if self._index.domain != domain:
+            raise UserError(f"archive {folder} holds harnesses of {self._index.domain}, not of {domain}: give another folder")
+        self._by_hash = {c.hash: c for c in self._index.candidates}
+
+    @property
+    def domain(self) -> str:
+        """The domain whose harnesses it holds."""
+        return self._index.domain
+
+    @property
+    def phase(self) -> Phase | None:
+        """The search that goes on, None before the first."""
+        return self._index.phase
+
+    @property
+    def accepted(self) -> str:
+        """The hash of the accepted harness."""
+        return self._index.accepted
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Every candidate, in the order of arrival, refused ones among them."""
+        return self._index.candidates
+
+    def __contains__(self, hash: str) -> bool:
+        return hash in self._by_hash
+
+    def __getitem__(self, hash: str) -> Candidate:
+        try:
+            return self._by_hash[hash]
+        except KeyError:
+            raise UserError(f"no harness {hash!r} in archive {self.folder}: `whale archive` lists them") from None
+
+    def files(self, hash: str) -> Path:
+        """The folder of one candidate."""
+        return self.folder / "candidates" / hash
+
+    def source(self, hash: str) -> str:
+        """The source of one candidate."""
+        return (self.files(hash) / "harness.py").read_text()
+
+    def harness(self, hash: str) -> Harness:
+        """A candidate as a harness, not trusted: it runs jailed, whoever wrote it."""
+        return Harness(self.source(hash), name=hash, trusted=False)
+
+    def with_tree(self, tree: str) -> Candidate | None:
+        """The candidate with this normalised syntax tree, if there is one."""
+        return next((c for c in self.candidates if c.tree == tree), None)
+
+    def scored(self, key: ScoreKey | None = None) -> list[Candidate]:
+        """The candidates scored under `key` (by default the current phase's): best mean first, ties to fewer turns."""
+        if key is None and self.phase is None:
+            return []
+        name = str(key or self.phase.score_key)  # type: ignore[union-attr]
+        found = [c for c in self.candidates if name in c.scores]
+        return sorted(found, key=lambda c: (-c.scores[name].mean, c.scores[name].turns))
+
+    def episodes(self, hash: str, key: ScoreKey | None = None) -> list[Episode]:
+        """A candidate's raw episodes, all of them or those that played under `key`."""
+        path = self.files(hash) / "episodes.jsonl"
+        played = list(read_episodes(path)) if path.exists() else []
+        if key is None:
+            return played
+        wanted = {(task, key.weights, episode_seed(key.seed, task, 0)) for task in self.outcomes(hash, key)}
+        return [e for e in played if _identity(e) in wanted]
+
+    def outcomes(self, hash: str, key: ScoreKey) -> dict[str, Outcome]:
+        """What came of each task under `key`, by task id."""
+        path = self.files(hash) / "outcomes.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return {o.task: o for line in lines if (o := msgspec.json.decode(line, type=Outcome)).key == str(key)}
+
+    def add(self, source: str, hypothesis: str, parents: Sequence[str], axes: Sequence[str], born: str, gate: str = "") -> Candidate:
+        """File a harness; one that is there already stays as it is."""
+        hash = hashlib.sha256(source.encode()).hexdigest()[:12]
+        if hash in self._by_hash:
+            return self._by_hash[hash]
+        candidate = Candidate(hash, tree_hash(source), hypothesis, list(parents), list(axes), born, gate)
+        made_from = {"parents": candidate.parents, "axes": candidate.axes, "born": born, "gate": gate or "passed"}
+        write_atomic(self.files(hash) / "harness.py", source.encode())
+        write_atomic(self.files(hash) / "hypothesis.md", (hypothesis.strip() + "\n").encode())
+        write_atomic(self.files(hash) / "parents.json", _pretty(made_from))
+        self._index.candidates.append(candidate)
+        self._by_hash[hash] = candidate
+        self._save()
+        return candidate
+
+    def record(self, hash: str, key: ScoreKey, score: Score, episodes: Sequence[Episode]) -> None:
+        """File a score with its episodes, beside those under other keys."""
+        candidate, files = self[hash], self.files(hash)
+        fresh = {_identity(e) for e in episodes}  # a kill may have left these very episodes without their score
+        write_episodes(files / "episodes.jsonl", [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes])
+        path = files / "outcomes.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        kept = [line for line in lines if msgspec.json.decode(line, type=Outcome).key != str(key)]
+        kept += [msgspec.json.encode(_outcome(key, e)) for e in episodes]
+        write_atomic(path, b"".join(line + b"\n" for line in kept))
+        candidate.scores[str(key)] = score
+        write_atomic(files / "scores.json", _pretty(candidate.scores))
+        self._save()
+
+    def begin(self, phase: Phase, accepted: str) -> None:
+        """A search begins, or goes on."""
+        self._index.phase, self._index.accepted = phase, accepted
+        self._save()
+
+    def proposals(self, phase: str, round: int) -> Proposals | None:
+        """What was proposed in a round, if its proposer was heard."""
+        path = self._proposals(phase, round)
+        return msgspec.json.decode(path.read_bytes(), type=Proposals) if path.exists() else None
+
+    def keep_proposals(self, phase: str, round: int, proposals: Proposals) -> None:
+        """File what was proposed, so that a killed round goes on with it and not with others."""
+        write_atomic(self._proposals(phase, round), _pretty(proposals))
+
+    def finish_round(self, done: Round) -> None:
+        """File a finished round and what it accepted."""
+        self.rounds.append(done)
+        write_atomic(self.folder / "rounds.jsonl", b"".join(msgspec.json.encode(r) + b"\n" for r in self.rounds))
+        self._index.accepted = done.accepted
+        self._save()
+
+    def _proposals(self, phase: str, round: int) -> Path:
+        return self.folder / "proposals" / f"{re.sub(r'[^A-Za-z0-9]+', '-', phase)}-{round}.json"
+
+    def _save(self) -> None:
+        write_atomic(self.folder / "archive.json", _pretty(self._index))
+
+
+def tree_hash(source: str) -> str:
+    """A hash of the source's syntax tree without docstrings, layout and comments; of the text when it does not parse."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return hashlib.sha256(source.encode()).hexdigest()[:12]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+
+
+def _outcome(key: ScoreKey, episode: Episode) -> Outcome:
+    failed = episode.failure.owner if episode.failure else ""
+    return Outcome(str(key), episode.task_id, episode.score, episode.verdict.reason, len(episode.calls), failed)
+
+
+def _identity(episode: Episode) -> tuple[str, str, int]:
+    return episode.task_id, episode.weights, episode.seed
+
+
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
