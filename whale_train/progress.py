@@ -14,6 +14,9 @@ class Progress(Protocol):
     def advance(self, rollouts: int) -> None:
         """So many rollouts have ended."""
 
+    def score(self, mean: float) -> None:
+        """The mean score of the latest rollouts, in [0, 1]."""
+
     def say(self, line: str) -> None:
         """A line that stays on the screen: a result, a warning."""
 
@@ -25,6 +28,9 @@ class Silent:
         """See `Progress`."""
 
     def advance(self, rollouts: int) -> None:
+        """See `Progress`."""
+
+    def score(self, mean: float) -> None:
         """See `Progress`."""
 
     def say(self, line: str) -> None:

@@ -1,0 +1,131 @@
+"""Evaluation: mean@k of (policy, harness) on a split, kept on disk with the episodes that it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from whale_envs import Domain, Episode, Harness, Task
+from whale_envs.episode import read_episodes, write_atomic, write_episodes
+from whale_envs.errors import UserError
+from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
+from whale_train.policies.base import Policy
+from whale_train.progress import Progress, Silent
+from whale_train.rollout import rollout
+
+#: Episodes played between two writes to disk: what a kill can cost.
+CHUNK = 1024
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What decides an evaluation's result. Two with the same key are the same evaluation."""
+
+    domain: str
+    data: str
+    split: str
+    harness: str
+    weights: str
+    repeats: int
+    limit: int | None
+    seed: int
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner."""
+
+    key: Key
+    score: Estimate
+    behaviours: dict[str, float]
+    scores: dict[str, list[float]]
+    failures: dict[str, int]
+    rollouts: int
+    seconds: float
+
+    def summary(self) -> dict[str, object]:
+        """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}."""
+        return {f"mean@{self.key.repeats}": self.score.mean, "ci95": [self.score.low, self.score.high]}
+
+
+def evaluate(
+    policy: Policy,
+    domain: Domain,
+    harness: Harness,
+    split: str,
+    repeats: int = 8,
+    limit: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    folder: Path | None = None,
+    phase: str | None = None,
+) -> tuple[Evaluation, list[Episode]]:
+    """Play the first `limit` tasks of a split (all by default), `repeats` times each, and score them.
+
+    With a `folder`, the result is kept there (`evaluation.json`, `episodes.jsonl`): what was played before a kill is
+    not played again, and a finished evaluation with the same key is read back. `phase` is what `progress` is told.
+
+    Raises `UserError` for a folder that holds another evaluation.
+    """
+    tasks: Sequence[Task] = domain.splits[split][:limit]
+    key = Key(domain.name, domain.splits[split].hash, split, harness.hash, policy.weights_hash, repeats, limit, seed)
+    if folder is not None and (kept := load_evaluation(folder)) is not None:
+        if kept.key != key:
+            raise UserError(f"{folder} holds another evaluation ({_differences(kept.key, key)}): give another folder")
+        return kept, list(read_episodes(folder / "episodes.jsonl"))
+    started = time.perf_counter()
+    progress = progress or Silent()
+    progress.begin(phase or f"{split} set", len(tasks) * repeats)
+    episodes: list[Episode] = []
+    step = max(1, CHUNK // repeats)
+    for first in range(0, len(tasks), step):
+        chunk = tasks[first : first + step]
+        part = folder / f"part-{_hash(key)}-{first:06d}.jsonl" if folder is not None else None
+        if part is not None and part.exists():
+            episodes += read_episodes(part)
+            progress.advance(len(chunk) * repeats)
+        else:
+            played = rollout(policy, domain, harness, chunk, split, seed, repeats, progress.advance)
+            if part is not None:
+                write_episodes(part, played)
+            episodes += played
+        progress.score(mean_at_k(scores_by_task(episodes)).mean)
+    result = summarise(key, episodes, time.perf_counter() - started)
+    if folder is not None:
+        write_episodes(folder / "episodes.jsonl", episodes)
+        write_atomic(folder / "evaluation.json", msgspec.json.format(msgspec.json.encode(result)))
+        for part in folder.glob("part-*.jsonl"):
+            part.unlink()
+    return result, episodes
+
+
+def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluation:
+    """The evaluation that these episodes amount to."""
+    scores = scores_by_task(episodes)
+    failures: dict[str, int] = {}
+    for episode in episodes:
+        if episode.failure is not None:
+            failures[episode.failure.owner] = failures.get(episode.failure.owner, 0) + 1
+    return Evaluation(key, mean_at_k(scores), behaviour_rates(episodes), scores, failures, len(episodes), seconds)
+
+
+def load_evaluation(folder: Path) -> Evaluation | None:
+    """The finished evaluation in `folder`, None if there is none. Raises `UserError` for a malformed file."""
+    path = folder / "evaluation.json"
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Evaluation)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path} is no evaluation: {error}; remove it and run the same command again") from None
+
+
+def _hash(key: Key) -> str:
+    return hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:8]
+
+
+def _differences(there: Key, here: Key) -> str:
+    pairs = ((f, getattr(there, f), getattr(here, f)) for f in Key.__struct_fields__)
+    return ", ".join(f"{f} {old} there, {new} here" for f, old, new in pairs if old != new)

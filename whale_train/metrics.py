@@ -1,0 +1,103 @@
+"""Mean@k with its interval, and paired differences. Pure functions over scores; a cluster is a task.
+
+The k repeats of one task are not independent, so a task's mean is one observation: intervals are 95 % Student t
+intervals over the tasks' means, n - 1 degrees of freedom, cut to the possible range. Where every task has the same
+mean of 0 or of 1, t would give an interval of no width; there the exact binomial bound over n tasks stands in.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from whale_envs import Episode
+from whale_envs.errors import UserError
+
+#: The 97.5 % quantile of the standard normal distribution.
+Z = 1.959963984540054
+
+Scores = Mapping[str, Sequence[float]]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A mean with its 95 % interval [low, high], over `tasks` tasks."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def scores_by_task(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """Each task's scores, tasks and repeats in the order of the episodes."""
+    scores: dict[str, list[float]] = {}
+    for episode in episodes:
+        scores.setdefault(episode.task_id, []).append(episode.score)
+    return scores
+
+
+def mean_at_k(scores: Scores) -> Estimate:
+    """Mean over tasks of the mean over a task's k repeats. Raises `UserError` when there is no score."""
+    means = [statistics.fmean(repeats) for repeats in scores.values() if repeats]
+    if not means:
+        raise UserError("no episode to average over: expected at least one task with one repeat")
+    n, mean = len(means), statistics.fmean(means)
+    if max(means) == 0.0:
+        return Estimate(0.0, 0.0, 1 - 0.025 ** (1 / n), n)
+    if min(means) == 1.0:
+        return Estimate(1.0, 0.025 ** (1 / n), 1.0, n)
+    half = _half_width(means)
+    return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), n)
+
+
+def paired_difference(a: Scores, b: Scores) -> Estimate:
+    """Mean of b minus a over the tasks that both have, with its interval over the tasks' differences.
+
+    Raises `UserError` when they share no task.
+    """
+    shared = [task for task in a if task in b and a[task] and b[task]]
+    if not shared:
+        raise UserError("nothing to compare: the two evaluations share no task, so run both on one test set")
+    differences = [statistics.fmean(b[task]) - statistics.fmean(a[task]) for task in shared]
+    mean, half = statistics.fmean(differences), _half_width(differences)
+    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half), len(shared))
+
+
+def behaviour_rates(episodes: Iterable[Episode]) -> dict[str, float]:
+    """How often each behaviour was true, over the episodes that state it (one given another states it at times)."""
+    seen: dict[str, list[bool]] = {}
+    for episode in episodes:
+        for name, value in episode.behaviours.items():
+            seen.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in seen.items()}
+
+
+def _half_width(values: Sequence[float]) -> float:
+    """Half the t interval's width; infinite for one value, since one value says nothing of its spread."""
+    if len(values) < 2:
+        return math.inf
+    return t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def t_quantile(df: int) -> float:
+    """The 97.5 % quantile of Student's t with `df` degrees of freedom, to about 0.2 % (exact for 1 and 2).
+
+    The expansion around the normal quantile: Abramowitz and Stegun, 26.7.5.
+    """
+    if df == 1:
+        return math.tan(math.pi * 0.475)
+    if df == 2:
+        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
+    terms = (
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+        (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
+    )
+    return Z + sum(term / df ** (power + 1) for power, term in enumerate(terms))
