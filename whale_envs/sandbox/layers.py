@@ -1,0 +1,216 @@
+"""The layers that a process puts around itself before it runs code that nobody trusts.
+
+In this order: every file descriptor closed but those named, resource limits, an unprivileged user when root,
+NO_NEW_PRIVS, Landlock (no file, no TCP port, no signal and no abstract socket outside), and a seccomp allow-list
+without file system, fork, exec, sockets, signals to others or tracing. What is left: compute, memory up to the limit,
+threads, clocks, random bytes, and reading and writing on the descriptors that were kept.
+
+There is no file system on purpose, also where Landlock could offer part of one: the same code then gives the same
+result on every machine. Whatever the code may import has to be imported before.
+
+Loaded by path in processes that do not import the rest of the package: the standard library, landlockpy and
+pyseccomp (which needs the system's libseccomp) are all that is used here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import signal
+from collections.abc import Collection
+
+import landlockpy
+
+#: System calls that a confined process may make with any arguments. What else it asks for fails with EPERM.
+ALLOWED = (
+    "read readv write writev close close_range dup dup2 dup3 lseek fstat sendto recvfrom shutdown "
+    "poll ppoll select pselect6 "
+    "brk mmap munmap mremap mprotect madvise mincore membarrier "
+    "futex futex_waitv set_robust_list get_robust_list rseq sched_yield sched_getaffinity set_tid_address "
+    "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause "
+    "alarm setitimer getitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times "
+    "getrusage getrandom getpid gettid getppid getuid geteuid getgid getegid getpgrp getcwd "
+    "restart_syscall exit exit_group"
+).split()
+
+THREADS = 64  # at most, where the kernel counts them for this job alone (a user or a user namespace of its own)
+DESCRIPTORS = 64
+_JOB_UIDS = 0x5A000000  # a user id per job, so that no two jobs share one; nobody's (65534) where it is not mapped
+_NOBODY = 65534
+
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
+_CLONE_THREAD = 0x00010000
+_TCGETS = 0x5401
+
+
+class ConfinementError(RuntimeError):
+    """A layer could not be put in place; the process must not run what it was to contain."""
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`: a BPF program as seccomp takes it."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+class Confinement:
+    """The layers, made ready once (some 30 ms) so that each forked child puts them on in well under a millisecond.
+
+    `landlock_abi` is the kernel's Landlock version, 0 where it has none. Raises `ConfinementError` where seccomp is
+    missing, since nothing else keeps the rest of the kernel away.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._program = compile_filter()
+        self._ruleset: landlockpy.Ruleset | None = None
+        self.landlock_abi = landlock_abi()
+        if self.landlock_abi:
+            scopes = landlockpy.scope_for_abi(self.landlock_abi)
+            self._ruleset = landlockpy.Ruleset(scoped=scopes)  # no rule is added: nothing is allowed
+
+    def apply(
+        self, keep: Collection[int], memory_mb: int, cpu_seconds: int, own_user: bool = False, parent: int | None = None
+    ) -> None:
+        """Confine the calling process, which must have one thread only, for the rest of its life.
+
+        Args:
+            keep: file descriptors that stay open; all others are closed.
+            memory_mb: address space in MiB beyond what the process has mapped already.
+            cpu_seconds: processor time in seconds from the process's start, summed over threads; then SIGKILL.
+            own_user: the process is alone (with its siblings) in a user namespace, so that its threads can be counted.
+            parent: process id of the parent with which this process must die, if any.
+
+        Raises:
+            ConfinementError: a layer could not be put in place.
+        """
+        try:
+            _close_all_but(set(keep) | ({self._ruleset.fileno()} if self._ruleset else set()))
+            _limit(memory_mb, cpu_seconds)
+            if _drop_user() or own_user:
+                resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
+            if parent is not None:  # after the change of user, which would clear it
+                self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)
+            self._prctl(_PR_SET_NO_NEW_PRIVS, 1)
+            if self._ruleset is not None:
+                self._ruleset.restrict()
+                self._ruleset.close()
+            program = _Program(len(self._program) // 8, self._program)
+            self._prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program))
+        except (OSError, ValueError, landlockpy.LandlockError) as error:
+            raise ConfinementError(f"cannot confine this process: {error}") from error
+
+    def _prctl(self, option: int, first: int, second: int = 0) -> None:
+        if self._libc.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def confine(keep: Collection[int], *, memory_mb: int, cpu_seconds: int) -> None:
+    """Confine the calling process (one thread) for the rest of its life: `Confinement().apply(...)`.
+
+    For a process that serves one peer over an inherited descriptor. Import everything first. Afterwards `os.read`,
+    `os.write`, `socket.recv`, `socket.send`, `select` work on the descriptors in `keep`, and on nothing else;
+    `open`, `import` of what is not yet imported, `fork` and `exec` fail with `PermissionError` (an import with
+    `ModuleNotFoundError` if `sys.path` is emptied).
+
+    Args:
+        keep: file descriptors that stay open (name 0, 1, 2 too if they are wanted); all others are closed.
+        memory_mb: address space in MiB beyond what the process has mapped already; then `MemoryError`.
+        cpu_seconds: processor time in seconds from the process's start, summed over its life; then SIGKILL.
+
+    Raises:
+        ConfinementError: a layer could not be put in place (seccomp missing, no libseccomp): do not go on.
+            A kernel without Landlock is no error, since the seccomp filter alone opens no file and no socket.
+    """
+    Confinement().apply(keep, memory_mb, cpu_seconds)
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version by its system call; 0 where there is none."""
+    try:
+        return landlockpy.abi_version()
+    except landlockpy.LandlockError:
+        return 0
+
+
+def compile_filter() -> bytes:
+    """The allow-list as a BPF program, 8 bytes an instruction.
+
+    Raises `ConfinementError` where pyseccomp finds no libseccomp.
+    """
+    try:
+        import pyseccomp as seccomp
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfinementError(f"no libseccomp ({error})") from error
+    denied = seccomp.ERRNO(errno.EPERM)
+    rules = seccomp.SyscallFilter(denied)
+    rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)  # int 0x80 and x32: other numbers, other calls
+    for name in ALLOWED:
+        rules.add_rule(seccomp.ALLOW, name)
+    # Threads, no processes. glibc first tries clone3, whose flags a filter cannot see: "not there" sends it to clone.
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0), seccomp.Arg(2, seccomp.EQ, 0))  # reading
+    rules.add_rule(seccomp.ALLOW, "ioctl", seccomp.Arg(1, seccomp.EQ, _TCGETS))  # isatty()
+    for command in (1, 2, 3):  # F_GETFD, F_SETFD, F_GETFL: not F_SETOWN, which sends signals
+        rules.add_rule(seccomp.ALLOW, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    with open(os.memfd_create("filter"), "rb") as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _close_all_but(keep: set[int]) -> None:
+    start = 0
+    for fd in sorted(keep):
+        if start < fd:  # an empty range would close everything: it is passed on to close_range(start, -1)
+            os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 20))
+
+
+def _limit(memory_mb: int, cpu_seconds: int) -> None:
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * mmap.PAGESIZE
+    space = mapped + (memory_mb << 20)
+    for what, value in (
+        (resource.RLIMIT_CPU, cpu_seconds),  # soft = hard: a handler for SIGXCPU would never be reached
+        (resource.RLIMIT_AS, space),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, value))
+
+
+def _drop_user() -> bool:
+    """Become an unprivileged user if this process is root and may; whether it did.
+
+    Root without the capability to change user (some containers) stays what it is: the filter has no call for which
+    being root matters.
+    """
+    if os.geteuid() != 0:
+        return False
+    for uid in (_JOB_UIDS + os.getpid(), _NOBODY):
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        except PermissionError:
+            return False
+        except OSError as error:  # EINVAL: not mapped in this user namespace
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            return uid != _NOBODY
+    raise ConfinementError("cannot leave root: no unprivileged user is mapped in this user namespace")
