@@ -1,0 +1,84 @@
+r"""Math with a code tool: problems with integer answers, scored by the strict verifier.
+
+The world offers one tool, `python(code) -> ExecResult`. The answer is the string that the harness returns, by
+convention the content of the model's `\boxed{}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whale_envs.data.math_files import load_math_file
+from whale_envs.data.math_mini import mini_splits
+from whale_envs.domain import Domain, World
+from whale_envs.episode import Episode, Verdict
+from whale_envs.errors import ToolUseError
+from whale_envs.harness.helpers import ExecResult
+from whale_envs.task import Task
+from whale_envs.tools.python_tool import run_python
+from whale_envs.verifiers.math_answer import integer, score
+
+#: Seconds of wall clock and megabytes of memory for one program (the paper's limits).
+TIMEOUT, MEMORY_MB = 30.0, 1024
+#: The mini world's programs take milliseconds: one that takes longer loops for ever.
+MINI_TIMEOUT = 5.0
+
+RunCode = Callable[[str], ExecResult]
+
+
+class MathWorld(World):
+    """One problem. `run_code` executes a program in isolation."""
+
+    def __init__(self, task: Task, run_code: RunCode) -> None:
+        self._task = task
+        self._run_code = run_code
+        self.tools: dict[str, Callable[..., Any]] = {"python": self._python}
+
+    def _python(self, code: str) -> ExecResult:
+        """Run a program; what it prints is in the result's `stdout`, its traceback in `stderr`."""
+        if not isinstance(code, str):
+            raise ToolUseError(f"python(code) takes a program as a string, not {type(code).__name__}")
+        return self._run_code(code)
+
+    def verdict(self, answer: Any) -> Verdict:
+        """1 when `answer` is the gold integer (see `whale_envs.verifiers.math_answer`)."""
+        return score(answer, self._task.gold)
+
+    def behaviours(self, episode: Episode) -> dict[str, bool]:
+        """Whether an answer was given, an integer, after code that ran; whether any code failed; whether a cap was hit."""
+        runs = [call.result.status for call in episode.tool_calls if call.name == "python"]
+        return {
+            "answer given": episode.answer is not None,
+            "answer is an integer": isinstance(episode.answer, str) and integer(episode.answer) is not None,
+            "code ran": "ok" in runs,
+            "code failed": any(status != "ok" for status in runs),
+            "cap hit": episode.truncated,
+        }
+
+    def solve(self) -> str:
+        """Print the gold answer with the tool and return what was printed."""
+        result = self._python(f"print({self._task.gold!r})")
+        return result.stdout.strip()
+
+
+class MathCode(Domain):
+    """Math problems: the mini world, or a JSONL file of problems (see `whale_envs.data.math_files`).
+
+    Args:
+        dataset: a path to a JSONL file; None for the mini world.
+        run_code: what executes programs in place of the sandboxed tool (a test's fake, a generator of demonstrations).
+
+    Raises `UserError` for a file that cannot be used.
+    """
+
+    name = "math"
+
+    def __init__(self, dataset: str | None = None, run_code: RunCode | None = None) -> None:
+        self.splits = mini_splits() if dataset is None else load_math_file(dataset)
+        timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
+        self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
+
+    def world(self, task: Task) -> MathWorld:
+        """See `Domain.world`."""
+        return MathWorld(task, self._run_code)
