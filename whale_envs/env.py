@@ -86,7 +86,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         if self._session is not None:
             self._session.close()
         if self.harness.trusted:
-            self._session = InProcessSession(self.harness, task.view(), self._toolbox, episode_seed)
+            self._session = InProcessSession(self.harness, task.shown, self._toolbox, episode_seed)
         else:
             self._jail = self._jail or Jail(self.harness)
             self._session = JailedSession(self._jail, task.shown, self._toolbox, episode_seed)

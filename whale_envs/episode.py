@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from whale_envs.errors import Owner, UserError
-from whale_envs.harness.helpers import Ask, Message, ReplyView
+from whale_envs.harness.helpers import Message, ReplyView
 
 FinishReason = Literal["stop", "length"]
 
@@ -110,19 +110,6 @@ class Episode(msgspec.Struct):
             lines.append(f"failure ({self.failure.owner}): {self.failure.message}")
         lines.append(f"answer {self.answer!r} · score {self.score:g} · {self.verdict.reason}")
         return "\n".join(lines)
-
-
-def ask_of(yielded: object) -> Ask:
-    """The `Ask` that a harness yielded: itself, or a list of messages. Raises `ValueError` for anything else."""
-    ask = yielded if isinstance(yielded, Ask) else Ask(messages=yielded)  # type: ignore[arg-type]
-    if not isinstance(ask.messages, list) or not ask.messages:
-        raise ValueError(f"a harness yields a list of messages or an Ask, not {type(yielded).__name__}")
-    for message in ask.messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise ValueError(f"a message is a dict with role and content strings, not {str(message)[:80]!r}")
-        if message.get("role") not in ("system", "user", "assistant", "tool"):
-            raise ValueError(f"a message's role is system, user, assistant or tool, not {message.get('role')!r}")
-    return ask
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:

@@ -15,6 +15,23 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = [
+    "Ask",
+    "BoardView",
+    "ExecResult",
+    "Message",
+    "Passage",
+    "ReplyView",
+    "TaskView",
+    "assistant",
+    "boxed",
+    "system",
+    "tag",
+    "tool",
+    "user",
+    "words",
+]
+
 Message = dict[str, Any]
 
 

@@ -1,7 +1,7 @@
-"""The namespace that a harness's source runs in: allowed imports, and `random` seeded per episode.
+"""One episode of a harness, inside whichever process runs it: its namespace, its tools, its generator.
 
-Used alike by the in-process session and by the jailed worker, so that the same file behaves the same in both.
-Standard library only, for the same reason as `helpers`. This is a contract, not a jail: what contains a hostile
+The in-process session and the jailed worker both run `Run`, so that the same file behaves the same in both.
+Standard library only, since the worker loads it by path. This is a contract, not a jail: what contains a hostile
 harness is the process around it (`whale_envs.sandbox`).
 """
 
@@ -13,18 +13,31 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
+from whale_envs.errors import ToolUseError
+from whale_envs.harness import helpers
+from whale_envs.harness.helpers import ReplyView, TaskView
+from whale_envs.harness.wire import ask_of, failure_text, plain
+
 ALLOWED_IMPORTS = frozenset(
-    "__future__ re json math random statistics collections itertools functools string textwrap difflib unicodedata "
-    "dataclasses typing html".split()
+    "__future__ re json math random statistics collections collections.abc itertools functools string textwrap "
+    "difflib unicodedata dataclasses typing html".split()
 )
+#: Builtins that reach files or a terminal, or that only exist where `site` was loaded.
+REMOVED_BUILTINS = frozenset("open input breakpoint help exit quit copyright credits license".split())
+
+#: (tool name, positional arguments, keyword arguments) to the tool's result.
+CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
 
 
-def load_run(code: CodeType, helpers: ModuleType, seed: int) -> Callable[..., Any]:
+def load_run(code: CodeType, seed: int, echo: Callable[[str], object]) -> Callable[..., Any]:
     """Execute a harness module in a fresh namespace and return its `run`.
 
-    `random` inside it is a generator of its own, seeded with `seed`.
+    `random` inside it is a generator of its own, seeded with `seed`; what it prints goes to `echo`.
     """
     own_random = random.Random(seed)
+    # a module of its own, so that a harness that changes one of its names changes it for this episode only
+    offered = ModuleType("whale_envs.harness")
+    offered.__dict__.update({name: getattr(helpers, name) for name in helpers.__all__}, ToolUseError=ToolUseError)
 
     def import_allowed(
         name: str,
@@ -34,16 +47,76 @@ def load_run(code: CodeType, helpers: ModuleType, seed: int) -> Callable[..., An
         level: int = 0,
     ) -> Any:
         if name == "whale_envs.harness" and fromlist:
-            return helpers
+            return offered
         if name == "random":
             return own_random
-        if level == 0 and name.partition(".")[0] in ALLOWED_IMPORTS:
+        if level == 0 and name in ALLOWED_IMPORTS:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        raise ImportError(f"a harness may not import {name!r}: allowed are whale_envs.harness, {', '.join(sorted(ALLOWED_IMPORTS))}")
+        allowed = ", ".join(sorted(ALLOWED_IMPORTS))
+        raise ImportError(f"a harness may not import {name!r}: allowed are whale_envs.harness, {allowed}")
 
-    module = ModuleType("harness")  # registered nowhere: the next episode gets another
-    scope = module.__dict__
-    scope["__builtins__"] = {**vars(builtins), "__import__": import_allowed}
+    def own_print(*values: object, sep: str | None = None, end: str | None = None, **_: object) -> None:
+        echo((" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end))
+
+    scope = ModuleType("harness").__dict__  # registered nowhere: the next episode gets another
+    # dataclasses look a class's module up in sys.modules, where "harness" is not, and builtins always is
+    scope["__name__"] = "builtins"
+    kept = {name: value for name, value in vars(builtins).items() if name not in REMOVED_BUILTINS}
+    scope["__builtins__"] = {**kept, "__import__": import_allowed, "print": own_print}
     exec(code, scope)
     run: Callable[..., Any] = scope["run"]
     return run
+
+
+class Tools:
+    """What a harness holds as `tools`: attribute access gives a callable."""
+
+    def __init__(self, call: CallTool) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                sent = plain([list(args), kwargs], f"what {name} was called with")
+            except ValueError as error:
+                raise ToolUseError(str(error)) from None
+            return self._call(name, *sent)
+
+        return call
+
+
+class Run:
+    """An episode's generator. Nothing that the harness raises comes out of it, but for `KeyboardInterrupt`."""
+
+    def __init__(self, code: CodeType, view: TaskView, call: CallTool, seed: int, echo: Callable[[str], object]) -> None:
+        self._start = lambda: load_run(code, seed, echo)(view, Tools(call))
+        self._generator: Any = None
+
+    def resume(self, reply: ReplyView | None) -> tuple[str, Any]:
+        """Go on with `reply` (None to start): ("ask", `Ask`), ("answer", JSON value) or ("fail", message)."""
+        try:
+            try:
+                if self._generator is None:
+                    self._generator = self._start()
+                    return "ask", ask_of(next(self._generator))
+                return "ask", ask_of(self._generator.send(reply))
+            except StopIteration as stop:
+                return "answer", plain(stop.value, "the answer")
+        except KeyboardInterrupt:  # a person's Ctrl-C
+            raise
+        except BaseException as error:  # SystemExit and GeneratorExit too: the harness's doing, not ours
+            return "fail", failure_text(error)
+
+    def close(self) -> None:
+        """End the generator. What its `finally` blocks do and raise is dropped: the episode's record is complete."""
+        try:
+            if self._generator is not None:
+                self._generator.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            pass
+        self._generator = None

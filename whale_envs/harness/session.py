@@ -6,18 +6,23 @@ behaviour byte for byte, is `whale_envs.harness.jail`.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import whale_envs.harness.helpers as helpers
-from whale_envs.episode import ToolCall, ask_of
+from whale_envs.episode import ToolCall
 from whale_envs.errors import EpisodeError, ToolUseError
 from whale_envs.harness.helpers import Ask, ReplyView, TaskView
 from whale_envs.harness.load import Harness
-from whale_envs.harness.namespace import load_run
+from whale_envs.harness.namespace import Run
+from whale_envs.harness.wire import clean, pack, unpack
+
+#: Most tool calls that a harness may make between two model calls, misuses among them.
+MAX_TOOL_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -28,85 +33,115 @@ class Answer:
 
 
 class Toolbox:
-    """Calls a world's tools and records the calls; `bug` keeps an exception that is ours, not the harness's."""
+    """Calls a world's tools and records the calls.
+
+    `raised` keeps what ends the episode whatever the harness makes of it: an `EpisodeError`, or a bug of ours.
+    """
 
     def __init__(self, tools: dict[str, Callable[..., Any]]) -> None:
         self.tools = tools
         self.calls: list[ToolCall] = []
         self.asks = 0
-        self.bug: Exception | None = None
+        self.raised: Exception | None = None
+        self._since_ask = 0
+
+    def next_ask(self) -> None:
+        """A model call has been answered: calls from now on come after it."""
+        self.asks += 1
+        self._since_ask = 0
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a tool; raises `ToolUseError` for an unknown tool or a call that it does not take."""
-        if name not in self.tools:
-            raise ToolUseError(f"no tool {name!r}: this domain offers {', '.join(sorted(self.tools)) or 'none'}")
-        start = time.perf_counter()
+        """Call a tool with JSON values; returns its result as a copy that the harness may change.
+
+        Raises `ToolUseError` for an unknown tool or a call that it does not take. Anything else that it raises
+        ends the episode.
+        """
+        if self.raised is not None:
+            raise self.raised
+        self._since_ask += 1
         try:
-            result = self.tools[name](*args, **kwargs)
-        except ToolUseError:
-            raise
-        except EpisodeError as error:
-            self.bug = error
-            raise
+            if self._since_ask > MAX_TOOL_CALLS:
+                raise EpisodeError("harness", f"made more than {MAX_TOOL_CALLS} tool calls between two model calls")
+            packed, seconds = self._timed(name, args, kwargs)
+        except ToolUseError as error:
+            raise ToolUseError(clean(str(error))) from None
         except Exception as error:
-            self.bug = error
+            self.raised = error
             raise
-        self.calls.append(ToolCall(name, args, kwargs, result, time.perf_counter() - start, self.asks))
-        return result
+        self.calls.append(ToolCall(name, args, kwargs, unpack(packed), seconds, self.asks))
+        return unpack(packed)
 
-
-class Tools:
-    """What a harness holds as `tools`: attribute access gives a callable."""
-
-    def __init__(self, call: Callable[[str, list[Any], dict[str, Any]], Any]) -> None:
-        self._call = call
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: self._call(name, list(args), kwargs)
+    def _timed(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, float]:
+        if name not in self.tools:
+            offered = ", ".join(sorted(self.tools)) or "none"
+            raise ToolUseError(f"no tool {name[:80]!r}: this domain offers {offered}")
+        try:
+            inspect.signature(self.tools[name]).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ToolUseError(f"{name}: {error}") from None
+        start = time.perf_counter()
+        result = self.tools[name](*args, **kwargs)
+        seconds = time.perf_counter() - start
+        try:
+            return pack(result, f"the result of {name}"), seconds
+        except ValueError as error:
+            raise EpisodeError("tool", str(error)) from None
 
 
 class Session(ABC):
     """A harness in the middle of an episode."""
 
-    @abstractmethod
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+
     def resume(self, reply: ReplyView | None) -> Ask | Answer:
         """Go on with `reply` (None to start) until the next ask or the answer.
 
-        Raises `EpisodeError` owned by the harness when it raises, yields what is no ask, or is stopped.
+        Raises `EpisodeError` owned by the harness when it raises, yields what is no ask, or is stopped, and
+        whatever a tool raised that was not a misuse.
         """
+        if reply is not None:
+            self._toolbox.next_ask()
+        kind, value = self._run(reply)
+        if self._toolbox.raised is not None:
+            raise self._toolbox.raised
+        if kind == "fail":
+            raise EpisodeError("harness", value)
+        return value if isinstance(value, Ask) else Answer(value)
 
+    @abstractmethod
+    def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
+        """What `whale_envs.harness.namespace.Run.resume` gives."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Drop the episode."""
+        """Drop the episode. May be called again."""
 
 
 class InProcessSession(Session):
-    """A trusted harness, as a generator in this process."""
+    """A trusted harness, as a generator in this process; `shown` is what it sees of the task."""
 
-    def __init__(self, harness: Harness, view: TaskView, toolbox: Toolbox, seed: int) -> None:
-        self._toolbox = toolbox
-        self._start = lambda: load_run(harness.code, helpers, seed)(view, Tools(toolbox.call))
-        self._generator: Generator[Any, ReplyView, Any] | None = None
+    def __init__(self, harness: Harness, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
+        super().__init__(toolbox)
+        view = TaskView(unpack(pack(shown, "a task")))
+        self._open = True
+        self._episode = Run(harness.code, view, self._call, seed, _echo)
 
-    def resume(self, reply: ReplyView | None) -> Ask | Answer:
-        """See `Session.resume`."""
-        try:
-            if self._generator is None:
-                self._generator = self._start()
-                return ask_of(next(self._generator))
-            assert reply is not None
-            return ask_of(self._generator.send(reply))
-        except StopIteration as stop:
-            return Answer(stop.value)
-        except Exception as error:
-            if self._toolbox.bug is not None:
-                raise self._toolbox.bug from None
-            raise EpisodeError("harness", f"{type(error).__name__}: {error}") from error
-        finally:
-            self._toolbox.asks += 1
+    def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
+        return self._episode.resume(reply)
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._open:
+            raise ToolUseError("the episode has ended")
+        return self._toolbox.call(name, args, kwargs)
 
     def close(self) -> None:
         """See `Session.close`."""
-        if self._generator is not None:
-            self._generator.close()
+        self._open = False
+        self._episode.close()
+
+
+def _echo(text: str) -> None:
+    """Print what a harness prints, whatever the terminal's encoding."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))

@@ -1,0 +1,294 @@
+"""Harnesses that are not trusted, in a child process that never holds an answer.
+
+A `Jail` owns one worker process for one harness. It hosts many interleaved episodes, each in a namespace of its
+own. Only `task.shown`, replies and tool results go in; every frame that comes out is checked as hostile. When the
+worker hangs or dies, the episode that it was working on fails, and the others are restored in a new worker by
+replaying what they were given, without calling a tool again.
+
+What this does not cover: episodes of one harness share a process, so a harness that sets out to can pass notes
+from one of its episodes to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whale_envs.errors import EpisodeError, ToolUseError, UserError
+from whale_envs.harness.helpers import Ask, ReplyView
+from whale_envs.harness.load import Harness
+from whale_envs.harness.session import Session, Toolbox
+from whale_envs.harness.wire import MAX_FAILURE, WireError, ask_of, clean, pack, plain, receive, send
+
+_WORKER = Path(__file__).with_name("jail_worker.py")
+
+
+@dataclass(frozen=True)
+class JailLimits:
+    """What a jailed harness may use. Frames and values are bounded in `whale_envs.harness.wire`."""
+
+    #: Wall-clock seconds between two model calls, tool calls not counted.
+    seconds: float = 5.0
+    #: Address space of the worker, in bytes.
+    memory: int = 512 << 20
+    #: CPU seconds of one worker over its life: a backstop for a worker whose parent cannot stop it.
+    cpu_seconds: int = 3600
+    #: Wall-clock seconds for a worker to start (it takes about 0.1).
+    start_seconds: float = 60.0
+
+
+class Jail:
+    """A worker process for one harness, started when first needed and again after it was lost.
+
+    For one thread at a time; any number of jails may live side by side. `close` may be called again.
+    """
+
+    def __init__(self, harness: Harness, limits: JailLimits | None = None) -> None:
+        self.harness = harness
+        self.limits = limits or JailLimits()
+        #: How many workers there have been; an episode that was begun in an earlier one has to be restored.
+        self.generation = 0
+        self._worker: _Worker | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The running worker's process id."""
+        return self._worker.process.pid if self._worker is not None and self._worker.alive else None
+
+    def worker(self) -> _Worker:
+        """The running worker; a new one when there is none, or it died while idle. `UserError` if none can start."""
+        if self._worker is not None and not self._worker.alive:
+            self.discard()
+        if self._worker is None:
+            self._worker = _Worker(self.harness, self.limits)
+            self.generation += 1
+        return self._worker
+
+    def discard(self) -> None:
+        """Kill the worker. The next use starts another."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    def close(self) -> None:
+        """End the worker."""
+        self.discard()
+
+
+class _Worker:
+    """A running worker process and the socket to it."""
+
+    def __init__(self, harness: Harness, limits: JailLimits) -> None:
+        ours, theirs = socket.socketpair()
+        # -I without -E, since one variable has to get through: set order must be the same in every worker
+        argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
+        numbers = [str(n) for n in (theirs.fileno(), limits.memory, limits.cpu_seconds)]
+        with theirs:
+            self.process = subprocess.Popen(
+                argv + numbers,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={"PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C at the terminal is for us
+            )
+        self.socket = ours
+        self._pid = os.getpid()
+        self.end = weakref.finalize(self, _end, self.process, ours, self._pid)
+        deadline = time.monotonic() + limits.start_seconds
+        try:
+            send(ours, {"source": harness.source, "name": harness.name}, deadline)
+            frame, _ = receive(ours, deadline)
+        except (TimeoutError, WireError) as error:
+            status = self.status()
+            self.end()
+            raise UserError(f"cannot start the jail for {harness.name}: {error or 'timed out'} ({status})") from None
+        if not isinstance(frame, dict) or "ready" not in frame:
+            self.end()
+            reason = frame.get("unfit", frame) if isinstance(frame, dict) else frame
+            raise UserError(f"cannot start the jail for {harness.name}: {reason}; `whale doctor` says what is missing")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and is ours (a forked copy of this process must not talk to it)."""
+        return self.process.poll() is None and self._pid == os.getpid()
+
+    def status(self) -> str:
+        """How it ended, in words."""
+        try:
+            code = self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "still running"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> None:
+    sock.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class _Turn:
+    """What one resume was given and gave: enough to do it again."""
+
+    reply: ReplyView | None
+    tools: list[tuple[Any, Any]] = field(default_factory=list)  # (the call, the frame that answered it)
+    outcome: bytes = b""  # digest of the frame that ended it
+
+
+class _Broken(Exception):
+    """The worker hung, died or broke the protocol; the message completes "the harness ..."."""
+
+
+class JailedSession(Session):
+    """An episode of an untrusted harness in a `Jail`; `shown` is what it sees of the task."""
+
+    _ids = itertools.count()
+
+    def __init__(self, jail: Jail, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
+        super().__init__(toolbox)
+        self._jail = jail
+        self._start = {"shown": pack(shown, "a task"), "seed": seed}
+        self._id = next(self._ids)
+        self._generation: int | None = None
+        self._turns: list[_Turn] = []
+        self._ended = False
+
+    def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
+        turn = _Turn(reply)
+        try:
+            self._restore()
+            kind, value = self._exchange(turn, self._answer)
+        except _Broken as broken:
+            self._ended = True
+            self._jail.discard()
+            return "fail", str(broken)
+        except Exception:  # what a tool raised ends the episode, and leaves the worker waiting for its result
+            self._ended = True
+            self._jail.discard()
+            raise
+        self._turns.append(turn)
+        if kind != "ask":
+            self._ended = True
+        if kind == "fail" and value.startswith("MemoryError"):
+            self._jail.discard()  # what filled it may still be held
+        return kind, value
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        worker = self._jail._worker
+        here = worker is not None and worker.alive and self._generation == self._jail.generation
+        if here and not self._ended and self._turns:
+            assert worker is not None
+            deadline = time.monotonic() + self._jail.limits.seconds
+            try:
+                send(worker.socket, {"close": self._id}, deadline)
+                frame, _ = receive(worker.socket, deadline)
+            except (TimeoutError, WireError):
+                frame = None
+            if frame != {"closed": self._id}:  # it hangs or raises in a `finally`; the others are restored elsewhere
+                self._jail.discard()
+        self._ended = True
+        self._turns = []
+
+    def _restore(self) -> None:
+        """Bring the episode to where it was, if the worker that it ran in is gone."""
+        self._jail.worker()
+        if self._generation == self._jail.generation:
+            return
+        self._generation = self._jail.generation
+        for past in self._turns:
+            again = _Turn(past.reply)
+            recorded = iter(past.tools)
+            self._exchange(again, lambda call, recorded=recorded: _recorded(call, recorded), first=past is self._turns[0])
+            if again.outcome != past.outcome:
+                raise _Broken("NotDeterministic: did otherwise when its process was lost and its episode replayed")
+
+    def _exchange(self, turn: _Turn, answer: Callable[[Any], Any], first: bool | None = None) -> tuple[str, Any]:
+        """Resume the episode in the worker, answering its tool calls, until it asks, answers or fails."""
+        worker, limit = self._jail.worker(), self._jail.limits.seconds
+        first = not self._turns if first is None else first
+        frame: dict[str, Any] = {"id": self._id, "reply": _reply_frame(turn.reply)}
+        if first:
+            frame["start"] = self._start
+        deadline = time.monotonic() + limit
+        try:
+            send(worker.socket, frame, deadline)
+            while True:
+                got, data = receive(worker.socket, deadline)
+                if not (isinstance(got, dict) and len(got) == 1):
+                    raise WireError("a frame without a kind")
+                ((kind, value),) = got.items()
+                if kind != "tool":
+                    turn.outcome = hashlib.sha256(data).digest()
+                    return kind, _checked(kind, value)
+                call = _tool_call(value)
+                called = time.monotonic()
+                result = answer(call)
+                deadline += time.monotonic() - called
+                turn.tools.append((call, result))
+                send(worker.socket, result, deadline)
+        except TimeoutError:
+            raise _Broken(f"TimeoutError: ran for more than {limit:g} s between two model calls") from None
+        except WireError as error:
+            raise _Broken(f"its process ended or sent what it may not: {error} ({worker.status()})") from None
+
+    def _answer(self, call: list[Any]) -> dict[str, Any]:
+        """Call a tool for the harness: the frame that answers it."""
+        try:
+            return {"result": pack(self._toolbox.call(*call), "a result")}
+        except ToolUseError as error:
+            return {"error": str(error)}
+
+
+def _recorded(call: list[Any], recorded: Any) -> Any:
+    """The answer that the same call got before."""
+    then, result = next(recorded, (None, None))
+    if then != call:
+        raise _Broken("NotDeterministic: did otherwise when its process was lost and its episode replayed")
+    return result
+
+
+def _reply_frame(reply: ReplyView | None) -> dict[str, Any] | None:
+    if reply is None:
+        return None
+    return {"text": reply.text, "finish_reason": reply.finish_reason, "tool_calls": list(reply.tool_calls)}
+
+
+def _tool_call(value: Any) -> list[Any]:
+    """A tool call that came out of the worker, checked."""
+    with contextlib.suppress(ValueError, TypeError):
+        name, args, kwargs = plain(value, "a tool call")
+        if isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict):
+            return [name, args, kwargs]
+    raise WireError("a malformed tool call")
+
+
+def _checked(kind: str, value: Any) -> Any:
+    """What ended a resume in the worker, checked: an `Ask`, a JSON answer, or a failure's message."""
+    try:
+        if kind == "ask" and isinstance(value, list) and len(value) == 5:
+            return ask_of(Ask(value[0], value[1], value[2], value[3], value[4]))
+        if kind == "answer":
+            return plain(value, "the answer")
+        if kind == "fail" and isinstance(value, str) and len(value) <= MAX_FAILURE + 1:
+            return clean(value)
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    raise WireError("a malformed frame")
