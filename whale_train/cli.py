@@ -1,0 +1,125 @@
+"""The command line: `whale run`, `train`, `search`, `eval`, `report`, `doctor`.
+
+A user's mistake is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130; a bug is a traceback.
+Nothing heavy is imported before the arguments are understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from whale_envs.errors import UserError
+from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write report.html and report.png from a run folder."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A folder that `whale run`, train or search made."""
+    out: Path | None = None
+    """Where to write; by default into the run folder."""
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Say what this machine can do, and what to do about what it cannot."""
+
+    out: Path = Path("runs")
+    """The folder that runs would go to."""
+
+
+Command = (
+    Annotated[RunConfig, tyro.conf.subcommand("run")]
+    | Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[SearchConfig, tyro.conf.subcommand("search")]
+    | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
+    | Annotated[ReportConfig, tyro.conf.subcommand("report")]
+    | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        return _execute(_parse(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("stopped; the same command goes on from here", 130)
+    except BrokenPipeError:  # somebody's `| head` has read enough
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        return _fail(f"no space left on the disk{where}: free some, then run the same command again", 2)
+
+
+def _parse(argv: Sequence[str]) -> Command:
+    """The command that the arguments ask for. tyro's boxed complaints become one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(  # type: ignore[call-overload, no-any-return]
+                Command,
+                args=argv,
+                prog="whale",
+                description="Train a language-model agent's weights and its harness in turn.",
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as end:
+        if end.code in (None, 0):
+            raise
+        raise UserError(_one_line(said.getvalue())) from None
+
+
+def _one_line(boxed: str) -> str:
+    """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
+    sections = " ".join("|" if line and set(line) == {"─"} else line for line in lines[1:]).split("|")
+    gist = re.sub(r"\s+", " ", sections[0]).strip()
+    meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
+    hint = f"; did you mean {meant[1]}?" if meant else ""
+    return f"{gist or 'these arguments are not understood'}{hint} (whale --help lists what there is)"
+
+
+def _execute(command: Command) -> int:
+    if isinstance(command, DoctorConfig):
+        from whale_train.doctor import doctor
+
+        return doctor(command.out)
+    if isinstance(command, ReportConfig):
+        from whale_train.report import write_report
+
+        print(write_report(command.run, command.out))
+        return 0
+    from whale_train import commands
+
+    if isinstance(command, RunConfig):
+        return commands.run(command)
+    if isinstance(command, TrainConfig):
+        return commands.train(command)
+    if isinstance(command, SearchConfig):
+        return commands.search(command)
+    return commands.evaluate(command)
+
+
+def _fail(line: str, code: int) -> int:
+    print(f"whale: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What the commands take: frozen dataclasses, checked as soon as they are made. The command line is made from them.
+
+Only the standard library and `whale_envs` are imported here, so that a mistake on the command line is answered
+before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from whale_envs.domains import DOMAINS
+from whale_envs.errors import UserError, unknown
+from whale_envs.task import SPLITS
+
+PROPOSERS = ("mutation", "anthropic")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every command that makes a run folder takes."""
+
+    kind: ClassVar[str]
+
+    domain: str = "search-qa"
+    """search-qa, math or chess."""
+    dataset: str | None = None
+    """Real data in place of the bundled mini world, e.g. lichess:PATH.csv (see the README)."""
+    harness: str = "h0"
+    """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
+    policy: str = "tiny"
+    """The model: tiny (bundled), or hf:DIR, a causal language model in a folder or on the hub."""
+    seed: int = 0
+    """Decides all randomness."""
+    out: Path | None = None
+    """The run folder; by default runs/<command>-<domain>-<seed>. The same command takes up a run that was stopped."""
+    unsafe: bool = False
+    """Go on where this machine cannot isolate untrusted code (see `whale doctor`)."""
+
+    def __post_init__(self) -> None:
+        if self.domain not in DOMAINS:
+            raise unknown("domain", self.domain, DOMAINS)
+        if self.policy != "tiny" and not self.policy.removeprefix("hf:"):
+            raise UserError(f"--policy {self.policy!r}: expected tiny or hf:DIR, a folder with a model's files")
+        if self.policy != "tiny" and not self.policy.startswith("hf:"):
+            raise unknown("policy", self.policy, ("tiny", "hf:DIR"))
+        if self.seed < 0:
+            raise UserError(f"--seed {self.seed}: expected 0 or more")
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes."""
+        return self.out or Path("runs") / f"{self.kind}-{self.domain}-{self.seed}"
+
+    def resolved(self) -> Self:
+        """The same with `out` filled in."""
+        return replace(self, out=self.folder)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON values: all fields but where it is written."""
+        return {name: value for name, value in asdict(self).items() if name != "out"}
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0")
+
+
+@dataclass(frozen=True)
+class RunConfig(Job):
+    """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
+
+    kind: ClassVar[str] = "run"
+
+    proposer: str = "mutation"
+    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
+    epochs: float = 0.6
+    """Epochs over the weight tasks in each weight phase."""
+    rounds: int = 6
+    """Rounds in each harness phase."""
+    cycles: int = 2
+    """How often a weight phase and a harness phase follow each other."""
+    repeats: int = 8
+    """Episodes for each test task."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proposer not in PROPOSERS:
+            raise unknown("proposer", self.proposer, PROPOSERS)
+        self._positive("epochs", "rounds", "cycles", "repeats")
+
+
+@dataclass(frozen=True)
+class TrainConfig(Job):
+    """Train the weights under one harness: online rejection-sampling fine-tuning."""
+
+    kind: ClassVar[str] = "train"
+
+    epochs: float = 1.0
+    """Epochs over the weight tasks."""
+    repeats: int = 8
+    """Episodes for each test task."""
+    limit: int | None = None
+    """Use the first so many test tasks only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("epochs", "repeats", "limit")
+
+
+@dataclass(frozen=True)
+class SearchConfig(Job):
+    """Search for a better harness under fixed weights."""
+
+    kind: ClassVar[str] = "search"
+
+    proposer: str = "mutation"
+    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
+    rounds: int = 6
+    """Rounds of proposals."""
+    repeats: int = 8
+    """Episodes for each test task."""
+    limit: int | None = None
+    """Use the first so many test tasks only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proposer not in PROPOSERS:
+            raise unknown("proposer", self.proposer, PROPOSERS)
+        self._positive("rounds", "repeats", "limit")
+
+
+@dataclass(frozen=True)
+class EvalConfig(Job):
+    """Evaluate a policy under a harness: mean@k with its 95 % interval, and every episode."""
+
+    kind: ClassVar[str] = "eval"
+
+    split: str = "test"
+    """Which tasks: weight, harness or test."""
+    repeats: int = 8
+    """Episodes for each task."""
+    limit: int | None = None
+    """Use the first so many tasks only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split not in SPLITS:
+            raise unknown("split", self.split, SPLITS)
+        self._positive("repeats", "limit")

@@ -1,0 +1,134 @@
+"""A run folder: one configuration, one process at a time, taken up again by the same command.
+
+    run.json       written first: kind, command, configuration, versions, hashes, seed, sandbox tier
+    result.json    written last, for programs
+    .lock          held while a process works in the folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import msgspec
+
+import whale_envs
+from whale_envs.episode import write_atomic
+from whale_envs.errors import UserError
+from whale_train.config import Job
+from whale_train.evaluate import Evaluation
+
+#: Third parties whose version can change a result.
+PACKAGES = ("torch", "transformers", "trl", "gymnasium", "numpy", "chess", "bm25s", "math-verify")
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """`run.json`. `hashes` holds those of the harness, the data and the weights that the run started from."""
+
+    kind: str
+    command: str
+    config: dict[str, Any]
+    versions: dict[str, str]
+    hashes: dict[str, str]
+    seed: int
+    tier: str
+
+
+class RunFolder:
+    """A folder that this process alone works in, from `__enter__` to `__exit__`.
+
+    Args:
+        job: the configuration; its `folder` is made if it is not there.
+        hashes: of the harness, the data and the weights at the start.
+        tier: the sandbox tier that the run has.
+
+    Raises `UserError` when another configuration or another process has the folder, when it holds other files, and
+    when it cannot be written.
+    """
+
+    def __init__(self, job: Job, hashes: dict[str, str], tier: str) -> None:
+        self.path, self.job = job.folder, job
+        self.info = RunInfo(job.kind, command_line(), job.identity(), versions(), hashes, job.seed, tier)
+        self._lock: TextIO | None = None
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}; give another --out") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(f"another process works in {self.path}: wait for it, or give another --out") from None
+        self._lock = lock
+        try:
+            self._claim()
+        except BaseException:
+            lock.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def _claim(self) -> None:
+        path = self.path / "run.json"
+        if path.exists():
+            there = read_run(self.path)
+            if changed := _changes(there, self.info):
+                raise UserError(f"{self.path} holds another run ({changed}): give another --out, or remove the folder")
+            return
+        if others := sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")):
+            raise UserError(f"{self.path} is no run folder (it holds {others[0]}): give a new or empty folder to --out")
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
+
+    def write_result(self, **fields: Any) -> dict[str, Any]:
+        """Write `result.json`: `fields`, then the command, versions, hashes, seed and tier. Returns it."""
+        info = {name: getattr(self.info, name) for name in ("command", "versions", "hashes", "seed", "tier")}
+        result = {**fields, **info}
+        write_atomic(self.path / "result.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        return result
+
+
+def from_to(initial: Evaluation, final: Evaluation) -> dict[str, Any]:
+    """The part of `result.json` that says where a run started and where it ended."""
+    return {"initial": initial.summary(), "final": final.summary()}
+
+
+def read_run(folder: Path) -> RunInfo:
+    """`run.json` of a run folder. Raises `UserError` when it is not there or malformed."""
+    try:
+        return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
+    except OSError:
+        raise UserError(f"{folder} is no run folder: expected one that `whale run`, train, search or eval made") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{folder / 'run.json'} is malformed ({error}): remove the folder and run again") from None
+
+
+def command_line() -> str:
+    """The command that this process was started with, as one would type it."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["whale" if name == "whale" else f"python {name}".strip(), *sys.argv[1:]])
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, Python and what can change a result."""
+    found = {"whale-rl": whale_envs.__version__, "python": platform.python_version()}
+    return found | {name: metadata.version(name) for name in PACKAGES}
+
+
+def _changes(there: RunInfo, here: RunInfo) -> str:
+    pairs = [("command", there.kind, here.kind)]
+    for part in ("config", "hashes"):
+        old, new = getattr(there, part), getattr(here, part)
+        pairs += [(name, old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())]
+    return ", ".join(f"{name} {old!r} there, {new!r} here" for name, old, new in pairs if old != new)
