@@ -21,6 +21,8 @@ RELATIONS: dict[str, dict[str, str]] = {
 }
 #: how many entities of each kind a world has
 ENTITIES = {"person": 240, "town": 120, "firm": 120}
+#: how many names of rivers, dishes, hobbies and the like
+THINGS = 200
 #: the share of questions that take two hops
 TWO_HOPS = 0.3
 SIZES = {"weight": 1024, "harness": 384, "test": 256}
@@ -74,11 +76,11 @@ class SearchWorld:
         self._draw = random.Random(f"search world {seed}")
         words = lexicon()
         names: list[str] = []
-        while len(names) < sum(ENTITIES.values()):
+        while len(names) < sum(ENTITIES.values()) + THINGS:
             name = " ".join(self._draw.sample(words, 2))
             if name not in names:
                 names.append(name)
-        self._things = [" ".join(self._draw.sample(words, 2)) for _ in range(200)]
+        self._things = [names.pop() for _ in range(THINGS)]
         self._names: dict[str, list[str]] = {}
         for kind, count in ENTITIES.items():
             self._names[kind], names = names[:count], names[count:]

@@ -1,0 +1,78 @@
+"""Worker processes that live as long as a run, one thread of computation each, and die with it."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from whale_envs.errors import UserError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Pool:
+    """Runs jobs in `workers` processes, and asks for more jobs as jobs end."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+        self._jobs: dict[Future[Any], Callable[[Any], None]] = {}
+
+    def submit(self, job: Callable[..., Any], *args: Any, then: Callable[[Any], None] = lambda result: None) -> None:
+        """Queue `job(*args)`; `then` gets its result, here, and may queue more."""
+        self._jobs[self._executor.submit(job, *args)] = then
+
+    def run(self, between: Callable[[], None] = lambda: None) -> None:
+        """Wait until no job is left, calling `between` a few times a second.
+
+        A job's exception is raised here. Raises `UserError` when a worker process was killed.
+        """
+        try:
+            while self._jobs:
+                ended, _ = wait(self._jobs, timeout=0.25, return_when=FIRST_COMPLETED)
+                for job in ended:
+                    self._jobs.pop(job)(job.result())
+                between()
+        except BrokenProcessPool:
+            raise UserError("a worker process was killed (out of memory?): the same command goes on from here") from None
+
+
+@contextmanager
+def pool(workers: int, unsafe: bool) -> Iterator[Pool]:
+    """A pool that is gone, with all it was doing, when the block is left by an error or by Ctrl-C.
+
+    What the workers do is kept on disk as they go, so ending them at once loses nothing that cannot be done again.
+    """
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), unsafe))
+    try:
+        yield Pool(executor)
+    except BaseException:
+        for process in list(executor._processes.values()):
+            process.kill()
+        raise
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent: int, unsafe: bool) -> None:
+    """Start a worker: dies with its parent, leaves Ctrl-C to it, computes with one thread."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    from whale_envs import sandbox
+
+    torch.set_num_threads(1)
+    if unsafe:
+        sandbox.allow_unsafe()

@@ -1,0 +1,68 @@
+"""Schedules: which phases an arm runs, in order. All arms of a run get the same budget of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ARMS = ("whale", "weights-only", "harness-only")
+Kind = Literal["weights", "harness"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the units of work cost in rollouts: an RSFT step, a search's baseline, a search round."""
+
+    step: int
+    baseline: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: `amount` is RSFT steps or search rounds."""
+
+    cycle: int
+    kind: Kind
+    amount: int
+
+    @property
+    def name(self) -> str:
+        """Its name in ledgers, logs and folders."""
+        return f"cycle {self.cycle} {self.kind}"
+
+
+def schedule(arm: str, steps: int, rounds: int, cycles: int, costs: Costs) -> list[Phase]:
+    """The phases of an arm.
+
+    "whale" alternates `steps` RSFT steps with `rounds` search rounds, `cycles` times. The other two spend the same
+    rollouts on one kind alone, in as many phases as the curve is to have points.
+    """
+    if arm == "whale":
+        return [p for c in range(1, cycles + 1) for p in (Phase(c, "weights", steps), Phase(c, "harness", rounds))]
+    budget = cycles * (steps * costs.step + costs.baseline + rounds * costs.round)
+    if arm == "weights-only":
+        shares = _shares(round(budget / costs.step), 2 * cycles)
+        return [Phase(c, "weights", share) for c, share in enumerate(shares, 1)]
+    # under unchanged weights the baseline is scored once
+    shares = _shares(round((budget - costs.baseline) / costs.round), 2 * cycles)
+    return [Phase(c, "harness", share) for c, share in enumerate(shares, 1)]
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """`total` in `parts` whole parts that differ by at most one, none empty."""
+    cuts = [round(total * i / parts) for i in range(parts + 1)]
+    return [b - a for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+
+
+def planned_rollouts(phases: list[Phase], costs: Costs) -> int:
+    """How many rollouts the phases plan to spend; a search that refuses candidates spends less."""
+    spent, weights_changed = 0, True
+    for phase in phases:
+        if phase.kind == "weights":
+            spent += phase.amount * costs.step
+            weights_changed = True
+        else:
+            spent += phase.amount * costs.round + costs.baseline * weights_changed
+            weights_changed = False
+    return spent

@@ -1,0 +1,153 @@
+"""Trains a bundled model from scratch: `python -m whale_train.tiny.pretrain --domain search-qa --out DIR`.
+
+The data are demonstrations that a scripted expert makes in freshly generated worlds, clean for the first part and
+with mistakes after it, so that the result solves some tasks and fails others: what RSFT and harness search start
+from. A checkpoint every `CHUNK` steps; the same command goes on from the last one, to the same weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from whale_envs.errors import UserError, unknown
+from whale_envs.harness.helpers import Message
+from whale_train.tiny import MODELS
+from whale_train.tiny.model import build_model, build_tokenizer, encode
+
+DEMOS = {
+    "search-qa": "whale_train.tiny.demos_search",
+    "math": "whale_train.tiny.demos_math",
+    "chess": "whale_train.tiny.demos_chess",
+}
+#: Steps between checkpoints; each chunk has demonstrations of its own seed.
+CHUNK = 100
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """How a bundled model is trained."""
+
+    domain: str
+    """search-qa, math or chess."""
+    out: Path | None = None
+    """Where the model goes (default: its place in the package)."""
+    steps: int = 2200
+    """Optimiser steps."""
+    batch_tokens: int = 4096
+    """Tokens in a step, padding included."""
+    lr: float = 2e-3
+    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 35 %, cosine to zero."""
+    noisy_from: float = 0.7
+    """Share of the steps after which demonstrations have mistakes."""
+    vocab: int = 1280
+    """Size of the byte-level BPE vocabulary before whole-word tokens are added."""
+    seed: int = 0
+    """Seed of the weights and of the demonstrations."""
+
+
+def learning_rate(step: int, config: PretrainConfig) -> float:
+    """The learning rate at a step."""
+    if step < 50:
+        return config.lr * (step + 1) / 50
+    share = step / config.steps
+    return config.lr if share < 0.35 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.35) / 0.65))
+
+
+def batches(
+    demos: Iterator[list[Message]], tokenizer: PreTrainedTokenizerFast, tokens: int, draw: random.Random
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of about `tokens` tokens, rows of like length together, in random order.
+
+    `input_ids` and `labels` are (rows, longest); labels are -100 where nothing is learned and on the padding at
+    the right, which causal attention keeps out of sight.
+    """
+    while True:
+        rows = sorted((encode(tokenizer, m) for m in itertools.islice(demos, 512)), key=lambda row: len(row[0]))
+        groups: list[list[tuple[list[int], list[bool]]]] = [[]]
+        for row in rows:
+            if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
+                groups.append([])
+            groups[-1].append(row)
+        draw.shuffle(groups)
+        for group in groups:
+            longest = max(len(ids) for ids, _ in group)
+            ids = torch.zeros(len(group), longest, dtype=torch.long)
+            labels = torch.full((len(group), longest), -100)
+            for i, (row, learned) in enumerate(group):
+                ids[i, : len(row)] = torch.tensor(row)
+                labels[i, : len(row)] = torch.tensor([t if keep else -100 for t, keep in zip(row, learned, strict=True)])
+            yield {"input_ids": ids, "labels": labels}
+
+
+def pretrain(config: PretrainConfig, say: Callable[[str], None] = print) -> Path:
+    """Train, or go on training, and save the model; returns its folder.
+
+    Raises `UserError` for an unknown domain or a checkpoint of another configuration.
+    """
+    if config.domain not in DEMOS:
+        raise unknown("domain", config.domain, DEMOS)
+    module = importlib.import_module(DEMOS[config.domain])
+    out = config.out or MODELS / config.domain
+    checkpoint = out / "pretrain.pt"
+    sample = itertools.islice(module.demos(config.seed, False), 4000)
+    texts = (f"{m['role']}\n{m['content']}" for conversation in sample for m in conversation)
+    tokenizer = build_tokenizer(texts, module.TOKENS, config.vocab)
+    model = build_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    say(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    done = _resume(checkpoint, config, model, optimizer)
+    began = time.perf_counter()
+    for first in range(done, config.steps, CHUNK):
+        noise = first >= config.noisy_from * config.steps
+        stream = module.demos(config.seed * 10_000 + 1 + first // CHUNK, noise)
+        feed = batches(stream, tokenizer, config.batch_tokens, random.Random(f"{config.seed}/{first}"))
+        losses = [_step(model, optimizer, next(feed), learning_rate(s, config)) for s in range(first, min(first + CHUNK, config.steps))]
+        out.mkdir(parents=True, exist_ok=True)
+        state = {"config": repr(config), "step": first + CHUNK, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, checkpoint.with_suffix(".tmp"))
+        checkpoint.with_suffix(".tmp").replace(checkpoint)
+        left = (time.perf_counter() - began) / (first + CHUNK - done) * (config.steps - first - CHUNK)
+        say(f"step {first + CHUNK}/{config.steps} · loss {sum(losses) / len(losses):.4f}{' · noisy' if noise else ''} · {left / 60:.0f} min left")
+    model.to(torch.float16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    checkpoint.unlink(missing_ok=True)
+    return out
+
+
+def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor], lr: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = model(**batch).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss)
+
+
+def _resume(checkpoint: Path, config: PretrainConfig, model: Any, optimizer: Any) -> int:
+    """Load a checkpoint if there is one; returns the steps done."""
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, weights_only=True)
+    if state["config"] != repr(config):
+        raise UserError(f"{checkpoint} belongs to {state['config']}: give another --out or delete it")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+if __name__ == "__main__":
+    pretrain(tyro.cli(PretrainConfig, description=__doc__))

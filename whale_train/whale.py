@@ -1,0 +1,106 @@
+"""The WHALE loop (arXiv 2609.00196): a weight phase, then a harness phase, over again.
+
+    theta(k+1) = ModelUpdate(theta(k); h(k), D_weight)      h(k+1) = HarnessSearch(h(k); theta(k+1), D_harness)
+
+One arm of a run lives in one folder. Its state is the list of phases done; each phase can itself be taken up where
+a kill left it, so the same call goes on from anywhere to the same end. The test split is not touched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from whale_envs import Domain, Harness, load_domain, load_harness
+from whale_envs.episode import write_atomic
+from whale_train.config import RunConfig
+from whale_train.ledger import Ledger
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.proposers import load_proposer
+from whale_train.meta_harness.search import search, split_tasks
+from whale_train.policies.load import load_policy
+from whale_train.progress import Progress
+from whale_train.rsft.phase import weight_phase
+from whale_train.schedules import Costs, Phase, schedule
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Where an arm stands after a phase: its weights (a model folder; None for the ones it started from), its
+    harness, and the rollouts spent so far."""
+
+    phase: str
+    cycle: int
+    kind: str
+    rollouts: int
+    harness: str
+    weights: str
+    model: str | None = None
+
+
+def costs(config: RunConfig, domain: Domain) -> Costs:
+    """What the units of work of a run cost in rollouts."""
+    tasks, _ = split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)
+    return Costs(
+        step=config.weights.prompts * config.weights.group,
+        baseline=len(tasks),
+        round=config.search.candidates * len(tasks),
+    )
+
+
+def phases(config: RunConfig, arm: str, domain: Domain) -> list[Phase]:
+    """The phases of an arm of a run."""
+    steps = max(1, round(config.epochs * len(domain.splits.weight) / config.weights.prompts))
+    return schedule(arm, steps, config.rounds, config.cycles, costs(config, domain))
+
+
+def snapshots(folder: Path) -> list[Snapshot]:
+    """What an arm has been through, the start first; empty when it has not begun."""
+    path = folder / "state.json"
+    return msgspec.json.decode(path.read_bytes(), type=list[Snapshot]) if path.exists() else []
+
+
+def harness_of(config: RunConfig, folder: Path, snapshot: Snapshot) -> Harness:
+    """The harness of a snapshot: the one that the run started from, or one of the arm's archive."""
+    start = load_harness(config.harness, config.domain)
+    return start if snapshot.harness == start.hash else Archive(folder / "archive", config.domain).harness(snapshot.harness)
+
+
+def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> None:
+    """Run an arm to its end, from wherever it stands."""
+    domain = load_domain(config.domain, config.dataset)
+    ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
+    proposer = load_proposer(config.proposer)
+    done = snapshots(folder)
+    policy = load_policy(done[-1].model or config.policy if done else config.policy, domain.name)
+    harness = harness_of(config, folder, done[-1]) if done else load_harness(config.harness, domain.name)
+    if not done:
+        done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
+        _save(folder, done)
+    for number, phase in enumerate(phases(config, arm, domain), 1):
+        if number < len(done):
+            continue
+        seed, model = _seed(config.seed, phase.name), done[-1].model
+        if phase.kind == "weights":
+            out = folder / "weights" / f"{number:02d}"
+            start = Path(model) if model else None
+            weight_phase(policy, domain, harness, config.weights, phase.amount, out, ledger, progress, seed, phase.name, start)
+            model = str(out)
+        else:
+            settings = msgspec.structs.replace(config.search, rounds=phase.amount)
+            # the same weights are searched with the same tasks and seed, so that scores on file can be used again
+            seed = _seed(config.seed, "search")
+            harness = search(policy, domain, harness, settings, archive, proposer, ledger, progress, seed, phase.name)
+        done.append(
+            Snapshot(phase.name, phase.cycle, phase.kind, ledger.rollouts(), harness.hash, policy.weights_hash, model)
+        )
+        _save(folder, done)
+
+
+def _save(folder: Path, done: list[Snapshot]) -> None:
+    write_atomic(folder / "state.json", msgspec.json.format(msgspec.json.encode(done)))
+
+
+def _seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
