@@ -129,10 +129,19 @@ class Problem:
     """A problem, the program that solves it (`imports` and `lines`, then `print(x)`), and its answer."""
 
     question: str
-    imports: tuple[str, ...]
+    clauses: tuple[Clause, ...]
     lines: tuple[str, ...]
     answer: int
-    family: str
+
+    @property
+    def family(self) -> str:
+        """The sequence of its clauses."""
+        return family_name(self.clauses)
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The names that its program needs from `math`."""
+        return tuple(c.imports for c in self.clauses if c.imports)
 
     @property
     def program(self) -> str:
@@ -199,25 +208,32 @@ def _write(rng: random.Random, clauses: tuple[Clause, ...], question: str) -> Pr
         text.append(clause.text.format(**slots))
         lines.append(clause.code.format(**slots))
     text.append((clauses[-1].question or question).format(o=objects))
-    imports = tuple(c.imports for c in clauses if c.imports)
-    return Problem(" ".join(text), imports, tuple(lines), x, family_name(clauses))
+    return Problem(" ".join(text), clauses, tuple(lines), x)
 
 
 def mini_splits() -> Splits:
     """The shipped task sets, the same on every machine: 1,024 / 384 / 256 tasks, disjoint by content."""
+    sets = {split: TaskSet([_task(p, split) for p in problems], f"mini math ({split})") for split, problems in mini_problems().items()}
+    return Splits(**sets)
+
+
+def mini_problems() -> dict[str, list[Problem]]:
+    """The problems behind the shipped tasks, split by split in the same order."""
     seen: set[str] = set()
-    return Splits(**{split: TaskSet(_tasks(split, seen), f"the mini world of math ({split})") for split in SPLITS})
+    found: dict[str, list[Problem]] = {}
+    for split in SPLITS:
+        rng = random.Random(f"{SEED}/{split}")
+        found[split] = []
+        while len(found[split]) < SIZES[split]:
+            problem = generate(rng, split if rng.random() < OWN else "shared")
+            key = content_key(problem.question)
+            if key not in seen:
+                seen.add(key)
+                found[split].append(problem)
+    return found
 
 
-def _tasks(split: str, seen: set[str]) -> list[Task]:
-    rng = random.Random(f"{SEED}/{split}")
-    tasks: list[Task] = []
-    while len(tasks) < SIZES[split]:
-        whose = split if rng.random() < OWN else "shared"
-        problem = generate(rng, whose)
-        key = content_key(problem.question)
-        if key not in seen:
-            seen.add(key)
-            source = f"mini/{'held-out' if whose == split else 'shared'}/{problem.family}"
-            tasks.append(Task(task_id(key), {"question": problem.question}, str(problem.answer), source))
-    return tasks
+def _task(problem: Problem, split: str) -> Task:
+    whose = "held-out" if owner(problem.clauses) == split else "shared"
+    name = task_id(content_key(problem.question))
+    return Task(name, {"question": problem.question}, str(problem.answer), f"mini/{whose}/{problem.family}")

@@ -15,7 +15,7 @@ from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ExecResult
-from whale_envs.task import Task
+from whale_envs.task import Splits, Task
 from whale_envs.tools.python_tool import run_python
 from whale_envs.verifiers.math_answer import integer, score
 
@@ -66,7 +66,7 @@ class MathCode(Domain):
     """Math problems: the mini world, or a JSONL file of problems (see `whale_envs.data.math_files`).
 
     Args:
-        dataset: a path to a JSONL file; None for the mini world.
+        dataset: a path to a JSONL file, or task sets made elsewhere; None for the mini world.
         run_code: what executes programs in place of the sandboxed tool (a test's fake, a generator of demonstrations).
 
     Raises `UserError` for a file that cannot be used.
@@ -74,9 +74,10 @@ class MathCode(Domain):
 
     name = "math"
 
-    def __init__(self, dataset: str | None = None, run_code: RunCode | None = None) -> None:
-        self.splits = mini_splits() if dataset is None else load_math_file(dataset)
-        timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
+    def __init__(self, dataset: str | Splits | None = None, run_code: RunCode | None = None) -> None:
+        mini = dataset is None
+        self.splits = mini_splits() if dataset is None else dataset if isinstance(dataset, Splits) else load_math_file(dataset)
+        timeout = MINI_TIMEOUT if mini else TIMEOUT
         self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
 
     def world(self, task: Task) -> MathWorld:
