@@ -61,7 +61,9 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         self._order: list[int] = []
         self._session: Session | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode. `options={"task": id}` names the task; otherwise the next of a shuffled epoch.
 
         `seed` also seeds the harness's own randomness. Gymnasium's `reset` cannot end an episode, so one whose
@@ -104,7 +106,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
         reply = Reply(action) if isinstance(action, str) else action
         if isinstance(self._outcome, Ask):
-            self.episode.calls.append(Call(list(self._outcome.messages), reply, self._outcome.max_tokens))
+            ask = self._outcome
+            self.episode.calls.append(Call(list(ask.messages), reply, ask.max_tokens, ask.tools, ask.template_kwargs))
             self._advance(reply)
         if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.domain.max_asks and not self._world.over:
             return self._observation(), 0.0, False, False, self._info()

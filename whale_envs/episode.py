@@ -46,12 +46,14 @@ class ToolCall(msgspec.Struct, frozen=True):
     after: int
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model call."""
 
     messages: list[Message]
     reply: Reply
     max_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -141,4 +143,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.replace(draft, path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}; free some space or give another --out, then run the same command again") from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; free some space or give another --out, "
+            "then run the same command again"
+        ) from error

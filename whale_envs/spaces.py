@@ -7,8 +7,7 @@ from typing import Any
 from gymnasium import Space
 
 from whale_envs.episode import Reply
-
-_ROLES = ("system", "user", "assistant", "tool")
+from whale_envs.harness.wire import ROLES
 
 
 class Messages(Space[tuple[dict[str, Any], ...]]):
@@ -24,7 +23,7 @@ class Messages(Space[tuple[dict[str, Any], ...]]):
     def contains(self, x: Any) -> bool:
         """Whether `x` is a tuple of messages."""
         return isinstance(x, tuple) and all(
-            isinstance(m, dict) and m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in x
+            isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in x
         )
 
     def __eq__(self, other: object) -> bool:

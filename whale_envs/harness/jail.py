@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import itertools
 import os
 import signal
@@ -21,12 +22,12 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whale_envs.errors import EpisodeError, ToolUseError, UserError
+from whale_envs.errors import ToolUseError, UserError
 from whale_envs.harness.helpers import Ask, ReplyView
 from whale_envs.harness.load import Harness
 from whale_envs.harness.session import Session, Toolbox
@@ -41,8 +42,8 @@ class JailLimits:
 
     #: Wall-clock seconds between two model calls, tool calls not counted.
     seconds: float = 5.0
-    #: Address space of the worker, in bytes.
-    memory: int = 512 << 20
+    #: Address space beyond what the worker needs for itself, in MiB.
+    memory_mb: int = 512
     #: CPU seconds of one worker over its life: a backstop for a worker whose parent cannot stop it.
     cpu_seconds: int = 3600
     #: Wall-clock seconds for a worker to start (it takes about 0.1).
@@ -94,10 +95,10 @@ class _Worker:
         ours, theirs = socket.socketpair()
         # -I without -E, since one variable has to get through: set order must be the same in every worker
         argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
-        numbers = [str(n) for n in (theirs.fileno(), limits.memory, limits.cpu_seconds)]
+        argv += [str(n) for n in (theirs.fileno(), os.getpid(), limits.memory_mb, limits.cpu_seconds)]
         with theirs:
             self.process = subprocess.Popen(
-                argv + numbers,
+                argv + _folders(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -136,6 +137,13 @@ class _Worker:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
+def _folders() -> list[str]:
+    """Where the worker finds what `whale_envs.sandbox.layers` imports."""
+    found = [importlib.util.find_spec(name) for name in ("landlockpy", "pyseccomp")]
+    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
+    return sorted({str(o.parent.parent if o.name == "__init__.py" else o.parent) for o in origins})
+
+
 def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> None:
     sock.close()
     if os.getpid() == owner:
@@ -150,6 +158,9 @@ class _Turn:
     reply: ReplyView | None
     tools: list[tuple[Any, Any]] = field(default_factory=list)  # (the call, the frame that answered it)
     outcome: bytes = b""  # digest of the frame that ended it
+
+
+_OTHERWISE = "NotDeterministic: did otherwise when its process was lost and its episode was played again"
 
 
 class _Broken(Exception):
@@ -213,19 +224,27 @@ class JailedSession(Session):
         if self._generation == self._jail.generation:
             return
         self._generation = self._jail.generation
-        for past in self._turns:
-            again = _Turn(past.reply)
+        done, self._turns = self._turns, []
+        for past in done:
             recorded = iter(past.tools)
-            self._exchange(again, lambda call, recorded=recorded: _recorded(call, recorded), first=past is self._turns[0])
-            if again.outcome != past.outcome:
-                raise _Broken("NotDeterministic: did otherwise when its process was lost and its episode replayed")
 
-    def _exchange(self, turn: _Turn, answer: Callable[[Any], Any], first: bool | None = None) -> tuple[str, Any]:
+            def answer(call: list[Any], recorded: Iterator[tuple[Any, Any]] = recorded) -> Any:
+                then, result = next(recorded, (None, None))
+                if then != call:
+                    raise _Broken(_OTHERWISE)
+                return result
+
+            again = _Turn(past.reply)
+            self._exchange(again, answer)
+            if again.outcome != past.outcome:
+                raise _Broken(_OTHERWISE)
+            self._turns.append(past)
+
+    def _exchange(self, turn: _Turn, answer: Callable[[list[Any]], Any]) -> tuple[str, Any]:
         """Resume the episode in the worker, answering its tool calls, until it asks, answers or fails."""
         worker, limit = self._jail.worker(), self._jail.limits.seconds
-        first = not self._turns if first is None else first
         frame: dict[str, Any] = {"id": self._id, "reply": _reply_frame(turn.reply)}
-        if first:
+        if not self._turns:
             frame["start"] = self._start
         deadline = time.monotonic() + limit
         try:
@@ -255,14 +274,6 @@ class JailedSession(Session):
             return {"result": pack(self._toolbox.call(*call), "a result")}
         except ToolUseError as error:
             return {"error": str(error)}
-
-
-def _recorded(call: list[Any], recorded: Any) -> Any:
-    """The answer that the same call got before."""
-    then, result = next(recorded, (None, None))
-    if then != call:
-        raise _Broken("NotDeterministic: did otherwise when its process was lost and its episode replayed")
-    return result
 
 
 def _reply_frame(reply: ReplyView | None) -> dict[str, Any] | None:

@@ -1,23 +1,23 @@
 """The child process that runs a harness which is not trusted. Started by `whale_envs.harness.jail`, by path.
 
-Usage: python jail_worker.py FD MEMORY_BYTES CPU_SECONDS
+Usage: python jail_worker.py FD PARENT_PID MEMORY_MB CPU_SECONDS [FOLDER...]
 
-It loads the few files of the package that a harness needs, confines itself, and only then reads the harness's
-source. Everything that it sends is treated as hostile by the other side.
+FOLDERs are where third-party modules are found (the interpreter is started without `site`, for speed). The worker
+loads the few files of the package that a harness needs, confines itself, and only then reads the harness's source.
+Everything that it sends is treated as hostile by the other side.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
+import os
 import socket
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def load(name: str) -> ModuleType:
@@ -25,7 +25,7 @@ def load(name: str) -> ModuleType:
     parts = name.split(".")
     for at in range(1, len(parts)):
         parent = sys.modules.setdefault(".".join(parts[:at]), ModuleType(".".join(parts[:at])))
-        parent.__path__ = [str(PACKAGE.joinpath(*parts[1:at]))]
+        parent.__path__ = [os.path.join(PACKAGE, *parts[1:at])]
     return importlib.import_module(name)
 
 
@@ -63,40 +63,27 @@ def serve(sock: socket.socket, wire: Any, namespace: Any, helpers: Any, tool_use
         wire.send(sock, {kind: value})
 
 
-def confine(memory: int, cpu_seconds: int) -> str:
-    """Give up every right that a harness does not need; returns the sandbox's tier."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    for what in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
-        resource.setrlimit(what, (0, 0))
-    return "rlimits"
-
-
 def main() -> None:
     """Load, confine, serve."""
-    fd, memory, cpu_seconds = map(int, sys.argv[1:])
+    fd, parent, memory_mb, cpu_seconds = map(int, sys.argv[1:5])
+    sys.path += sys.argv[5:]
     sock = socket.socket(fileno=fd)
-    sys.dont_write_bytecode = True
     try:
-        errors, helpers, wire, namespace = map(
-            load,
-            (
-                "whale_envs.errors",
-                "whale_envs.harness.helpers",
-                "whale_envs.harness.wire",
-                "whale_envs.harness.namespace",
-            ),
-        )
+        errors = load("whale_envs.errors")
+        helpers = load("whale_envs.harness.helpers")
+        wire = load("whale_envs.harness.wire")
+        namespace = load("whale_envs.harness.namespace")
         for name in namespace.ALLOWED_IMPORTS:  # no file can be opened later
             importlib.import_module(name)
-        tier = confine(memory, cpu_seconds)
-    except Exception as error:
+        layers = load("whale_envs.sandbox.layers")
+        confinement = layers.Confinement()
+        sys.path.clear()
+        confinement.apply((0, 1, 2, fd), memory_mb, cpu_seconds, parent=parent)
+    except Exception as error:  # all of it is the parent's to report: there is no one else to tell
         data = json.dumps({"unfit": f"{type(error).__name__}: {error}"}).encode()
         sock.sendall(len(data).to_bytes(4, "big") + data)
         return
-    wire.send(sock, {"ready": tier})
+    wire.send(sock, {"ready": True})
     try:
         serve(sock, wire, namespace, helpers, errors.ToolUseError)
     except wire.WireError:

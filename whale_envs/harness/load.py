@@ -47,14 +47,18 @@ def _check(source: str, name: str) -> CodeType:
         code = compile(tree, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise HarnessSourceError(f"harness {name} does not parse{where}: {getattr(error, 'msg', error)}; mend the file") from None
+        raise HarnessSourceError(
+            f"harness {name} does not parse{where}: {getattr(error, 'msg', error)}; mend the file"
+        ) from None
     runs = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
     if not runs:
         raise HarnessSourceError(f"harness {name} has no function `run(task, tools)`: define one at the top level")
     if len(runs[-1].args.args) != 2:
         raise HarnessSourceError(f"harness {name}: `run` takes (task, tools), not {len(runs[-1].args.args)} arguments")
     if not any(_yields(n) for n in runs[-1].body):
-        raise HarnessSourceError(f"harness {name}: `run` never yields; `reply = yield messages` is how it asks the model")
+        raise HarnessSourceError(
+            f"harness {name}: `run` never yields; `reply = yield messages` is how it asks the model"
+        )
     return code
 
 
@@ -95,4 +99,6 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
     try:
         return Harness(path.read_text(), path.stem, trusted)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read harness {path}: {error}; expected a Python file with `run(task, tools)`") from None
+        raise UserError(
+            f"cannot read harness {path}: {error}; expected a Python file with `run(task, tools)`"
+        ) from None

@@ -18,18 +18,19 @@ from whale_envs.harness import helpers
 from whale_envs.harness.helpers import ReplyView, TaskView
 from whale_envs.harness.wire import ask_of, failure_text, plain
 
-ALLOWED_IMPORTS = frozenset(
-    "__future__ re json math random statistics collections collections.abc itertools functools string textwrap "
-    "difflib unicodedata dataclasses typing html".split()
-)
+_MODULES = """__future__ re json math random statistics collections collections.abc itertools functools string textwrap
+difflib unicodedata dataclasses typing html"""
+ALLOWED_IMPORTS = frozenset(_MODULES.split())
 #: Builtins that reach files or a terminal, or that only exist where `site` was loaded.
-REMOVED_BUILTINS = frozenset("open input breakpoint help exit quit copyright credits license".split())
+REMOVED_BUILTINS = frozenset(("open", "input", "breakpoint", "help", "exit", "quit", "copyright", "credits", "license"))
 
 #: (tool name, positional arguments, keyword arguments) to the tool's result.
 CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
+#: Where printed text goes.
+Echo = Callable[[str], object]
 
 
-def load_run(code: CodeType, seed: int, echo: Callable[[str], object]) -> Callable[..., Any]:
+def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
     """Execute a harness module in a fresh namespace and return its `run`.
 
     `random` inside it is a generator of its own, seeded with `seed`; what it prints goes to `echo`.
@@ -91,8 +92,9 @@ class Tools:
 class Run:
     """An episode's generator. Nothing that the harness raises comes out of it, but for `KeyboardInterrupt`."""
 
-    def __init__(self, code: CodeType, view: TaskView, call: CallTool, seed: int, echo: Callable[[str], object]) -> None:
-        self._start = lambda: load_run(code, seed, echo)(view, Tools(call))
+    def __init__(self, code: CodeType, view: TaskView, call: CallTool, seed: int, echo: Echo) -> None:
+        self._code, self._view, self._tools = code, view, Tools(call)
+        self._seed, self._echo = seed, echo
         self._generator: Any = None
 
     def resume(self, reply: ReplyView | None) -> tuple[str, Any]:
@@ -100,7 +102,8 @@ class Run:
         try:
             try:
                 if self._generator is None:
-                    self._generator = self._start()
+                    run = load_run(self._code, self._seed, self._echo)
+                    self._generator = run(self._view, self._tools)
                     return "ask", ask_of(next(self._generator))
                 return "ask", ask_of(self._generator.send(reply))
             except StopIteration as stop:

@@ -118,11 +118,11 @@ def ask_of(yielded: object) -> Ask:
             raise ValueError(f"a message is a dict with role and content strings, not {_short(message)}")
         if message.get("role") not in ROLES:
             raise ValueError(f"a message's role is system, user, assistant or tool, not {_short(message.get('role'))}")
-    if not (ask.max_tokens is None or type(ask.max_tokens) is int and ask.max_tokens > 0):
+    if not (ask.max_tokens is None or (type(ask.max_tokens) is int and ask.max_tokens > 0)):
         raise ValueError(f"max_tokens is a positive integer or None, not {_short(ask.max_tokens)}")
     if not isinstance(ask.stop, tuple | list) or not all(isinstance(s, str) and s for s in ask.stop):
         raise ValueError(f"stop is a tuple of strings, not {_short(ask.stop)}")
-    if not (ask.tools is None or isinstance(ask.tools, list) and all(isinstance(t, dict) for t in ask.tools)):
+    if not (ask.tools is None or (isinstance(ask.tools, list) and all(isinstance(t, dict) for t in ask.tools))):
         raise ValueError(f"tools is a list of schemas (dicts) or None, not {_short(ask.tools)}")
     if not isinstance(ask.template_kwargs, dict):
         raise ValueError(f"template_kwargs is a dict, not {_short(ask.template_kwargs)}")
