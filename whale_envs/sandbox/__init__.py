@@ -1,0 +1,9 @@
+"""Isolation of code that nobody trusts: what a model writes for the code tool, and what a proposer writes as a harness.
+
+See README.md in this directory for what is contained and what is not.
+"""
+
+from whale_envs.sandbox.isolation import ENVIRONMENT, allow_unsafe, command, is_unsafe, tier
+from whale_envs.sandbox.pool import Pool
+
+__all__ = ["ENVIRONMENT", "Pool", "allow_unsafe", "command", "is_unsafe", "tier"]

@@ -88,8 +88,7 @@ class Confinement:
             ConfinementError: a layer could not be put in place.
         """
         try:
-            _close_all_but(set(keep) | ({self._ruleset.fileno()} if self._ruleset else set()))
-            _limit(memory_mb, cpu_seconds)
+            limit(set(keep) | ({self._ruleset.fileno()} if self._ruleset else set()), memory_mb, cpu_seconds)
             if _drop_user() or own_user:
                 resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
             if parent is not None:  # after the change of user, which would clear it
@@ -166,7 +165,7 @@ def compile_filter() -> bytes:
         return file.read()
 
 
-def _close_all_but(keep: set[int]) -> None:
+def _close_all_but(keep: Collection[int]) -> None:
     start = 0
     for fd in sorted(keep):
         if start < fd:  # an empty range would close everything: it is passed on to close_range(start, -1)
@@ -175,7 +174,9 @@ def _close_all_but(keep: set[int]) -> None:
     os.closerange(start, min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 20))
 
 
-def _limit(memory_mb: int, cpu_seconds: int) -> None:
+def limit(keep: Collection[int], memory_mb: int, cpu_seconds: int) -> None:
+    """The part of the layers that contains accidents only: descriptors closed but `keep`, resource limits."""
+    _close_all_but(keep)
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * mmap.PAGESIZE
     space = mapped + (memory_mb << 20)

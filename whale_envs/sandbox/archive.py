@@ -1,0 +1,100 @@
+"""Imports without a file system: the pure Python modules of chosen packages, kept as byte code in shared memory.
+
+A confined process opens no files, but sympy imports from itself inside functions, and a job may import any part of
+the standard library. The zygote reads the byte code once into a memory file that its children share.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import marshal
+import mmap
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+
+#: Parts of packages that no job needs.
+SKIPPED = frozenset(
+    "test tests testing benchmarks plotting conftest f2py distutils site-packages idlelib tkinter turtledemo lib2to3 "
+    "ensurepip __pycache__ __main__ pydoc_data venv antigravity this".split()
+)
+
+
+class Archive(MetaPathFinder, InspectLoader):
+    """Finds and loads the modules of the standard library and of `packages` from memory."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._where: dict[str, tuple[int, int, bool]] = {}  # module: offset, length, whether a package
+        fd = os.memfd_create("archive")
+        with open(fd, "wb", closefd=False) as file:
+            for name, path, is_package in _modules(packages):
+                code = _byte_code(path)
+                self._where[name] = (file.tell(), len(code), is_package)
+                file.write(code)
+        self._bytes = mmap.mmap(fd, 0, prot=mmap.PROT_READ)  # MAP_SHARED: a fork copies no page table for it
+        os.close(fd)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a module in the archive, None for another."""
+        if fullname not in self._where:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=self._where[fullname][2])
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The module's code."""
+        offset, length, _ = self._where[fullname]
+        code: CodeType = marshal.loads(self._bytes[offset : offset + length])
+        return code
+
+    def get_source(self, fullname: str) -> None:
+        """No source is kept."""
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether the module is a package."""
+        return self._where[fullname][2]
+
+
+def _modules(packages: Sequence[str]) -> Iterator[tuple[str, Path, bool]]:
+    roots = [("", Path(sysconfig.get_path("stdlib")))]
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations:
+            roots.append((name + ".", Path(spec.submodule_search_locations[0])))
+            yield name, roots[-1][1] / "__init__.py", True
+    for prefix, root in roots:
+        yield from _below(prefix, root)
+
+
+def _below(prefix: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
+    for entry in os.scandir(folder):
+        stem, suffix = os.path.splitext(entry.name)
+        if stem in SKIPPED or stem == "__init__":
+            continue
+        if suffix == ".py":
+            yield prefix + stem, Path(entry.path), False
+        elif not suffix and os.path.isfile(os.path.join(entry.path, "__init__.py")):
+            yield prefix + stem, Path(entry.path, "__init__.py"), True
+            yield from _below(f"{prefix}{stem}.", Path(entry.path))
+
+
+def _byte_code(path: Path) -> bytes:
+    """The module's marshalled code: the interpreter's cached file if it is up to date, else compiled here."""
+    try:
+        data = Path(importlib.util.cache_from_source(str(path))).read_bytes()
+        stat = path.stat()
+        stamp = (int(stat.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + (stat.st_size & 0xFFFFFFFF).to_bytes(4, "little")
+        if data[:4] == importlib.util.MAGIC_NUMBER and data[4:8] == bytes(4) and data[8:16] == stamp:
+            return data[16:]
+    except OSError:
+        pass
+    try:
+        return marshal.dumps(compile(path.read_bytes(), str(path), "exec", dont_inherit=True, optimize=sys.flags.optimize))
+    except SyntaxError:  # a file for another version of Python: importing it says so
+        return marshal.dumps(compile(f"raise ImportError('cannot compile {path.name}')", path.name, "exec"))

@@ -1,0 +1,138 @@
+"""Which layers this machine offers, found by trying them; what to do where too few are there.
+
+A: bubblewrap + Landlock + seccomp + rlimits. B: the same without bubblewrap. C: seccomp + rlimits.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from whale_envs.errors import UserError
+from whale_envs.sandbox import layers
+
+#: Set by `allow_unsafe`; an environment variable, so that the processes of a training run inherit the decision.
+UNSAFE_VARIABLE = "WHALE_UNSAFE"
+
+#: The whole environment of a confined process. The fixed hash seed gives sets of strings one order in every run.
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "PYTHONIOENCODING": "utf-8:strict",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """The layers in use. `letter` is "A", "B", "C", or "none"; `bwrap` is bubblewrap's command line up to the program."""
+
+    letter: str
+    bwrap: tuple[str, ...] = ()
+    own_user: bool = False
+    landlock_abi: int = 0
+    missing: str = ""
+
+    def __str__(self) -> str:
+        landlock = f"Landlock (ABI {self.landlock_abi})"
+        return {
+            "A": f"A: bubblewrap, {landlock}, seccomp, rlimits",
+            "B": f"B: {landlock}, seccomp, rlimits; no bubblewrap ({self.missing})",
+            "C": f"C: seccomp, rlimits; no Landlock in this kernel ({self.missing})",
+            "none": f"none: {self.missing}",
+        }[self.letter]
+
+
+@functools.cache
+def isolation() -> Isolation:
+    """The layers that this machine offers, tried once per process (0.2 s)."""
+    if sys.platform != "linux":
+        return Isolation("none", missing=f"isolation needs Linux, this is {sys.platform}; use a Linux container")
+    try:
+        layers.compile_filter()
+    except layers.ConfinementError as error:
+        return Isolation("none", missing=f"seccomp is missing: {error}; install libseccomp (Debian: libseccomp2)")
+    abi = layers.landlock_abi()
+    if not abi:
+        return Isolation("C", missing="it needs Linux 5.13 with landlock among its security modules")
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return Isolation("B", landlock_abi=abi, missing="install the package bubblewrap")
+    own_user = os.geteuid() != 0
+    command = _bubblewrap(bwrap, own_user)
+    try:
+        trial = subprocess.run(
+            [*command, sys.executable, "-I", "-c", "import landlockpy, os; os.stat('/proc/self/statm')"],
+            env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Isolation("B", landlock_abi=abi, missing=f"it does not start here: {error}")
+    if trial.returncode != 0:
+        said = trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"]
+        return Isolation("B", landlock_abi=abi, missing=f"it does not start here: {said[-1]}")
+    return Isolation("A", tuple(command), own_user, abi)
+
+
+def tier() -> str:
+    """One line for `whale doctor` and the records of a run: the tier's letter and its layers; tried once, then kept."""
+    found = isolation()
+    if found.letter == "none" and is_unsafe():
+        return f"unsafe: code of the model runs without isolation, as you asked ({found.missing})"
+    return str(found)
+
+
+def allow_unsafe() -> None:
+    """Let untrusted code run without isolation where this machine offers none (the command line's `--unsafe`)."""
+    os.environ[UNSAFE_VARIABLE] = "1"
+
+
+def is_unsafe() -> bool:
+    """Whether the user has allowed untrusted code without isolation."""
+    return os.environ.get(UNSAFE_VARIABLE) == "1"
+
+
+def require() -> Isolation:
+    """The layers to use. Raises `UserError` where there are none and the user has not allowed that."""
+    found = isolation()
+    if found.letter == "none" and not is_unsafe():
+        raise UserError(
+            f"cannot run untrusted code here: {found.missing}; or give --unsafe, if what it may do to this machine "
+            "does not matter"
+        )
+    return found
+
+
+def command(script: Path, *args: str) -> list[str]:
+    """The command line that runs a Python file of this package as the clean process of a sandbox.
+
+    Inside bubblewrap at tier A. Start it with `ENVIRONMENT`; inherited descriptors are passed on. The file calls
+    `layers.confine` (or forks children that do) before it runs what is not trusted.
+    """
+    return [*require().bwrap, sys.executable, "-P", "-s", str(script), *args]
+
+
+def _bubblewrap(bwrap: str, own_user: bool) -> list[str]:
+    """System libraries, the interpreter and this package's processes, read-only; nothing else, and no network."""
+    package = Path(__file__).parent.parent
+    shown = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
+    shown += [str(package / "sandbox"), str(package / "harness")]
+    result = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    result += ["--unshare-user"] if own_user else []
+    result += ["--cap-drop", "ALL"]
+    if not own_user:  # root's children change to users of their own
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            result += ["--cap-add", capability]
+    for path in dict.fromkeys(shown):
+        result += ["--ro-bind-try", path, path]
+    return [*result, "--proc", "/proc", "--chdir", "/"]

@@ -1,0 +1,165 @@
+"""A clean process that has everything imported and forks one child per job: `python -P -s zygote.py CONFIG`.
+
+Descriptor 3 is the control socket (one datagram a job), descriptor 4 a pidfd of the process that started this one,
+descriptor 0 the null device. A datagram is a JSON object `{"memory_mb": int, "cpu_seconds": int}` with four
+descriptors: the source, where standard output and standard error go, and the job's status socket, on which follow
+
+    P + a pidfd        the child was forked (the other side can now kill it)
+    R                  the child has confined itself and is about to run the source
+    F message          the child was not forked or could not confine itself; the source did not run
+    X + status, CPU    the child has ended: wait status, processor seconds
+
+The child has only the source, so nothing of another job or of the process that asked is in its memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from archive import Archive  # noqa: E402
+from layers import Confinement, ConfinementError, limit  # noqa: E402
+from runner import run  # noqa: E402
+
+del sys.path[0]
+for _name in ("archive", "layers", "runner"):
+    del sys.modules[_name]
+
+CONTROL, PARENT = 3, 4
+EXITED = struct.Struct("<cid")
+
+
+class Zygote:
+    """The loop: fork on a datagram, reap on a child's end, leave when the parent is gone."""
+
+    def __init__(self, own_user: bool, unsafe: bool) -> None:
+        self.own_user = own_user
+        self.confinement = None if unsafe else Confinement()
+        self.control = socket.socket(fileno=CONTROL)
+        self.poller = select.poll()
+        self.poller.register(CONTROL, select.POLLIN)
+        self.poller.register(PARENT, select.POLLIN)
+        self.children: dict[int, tuple[int, int]] = {}  # pidfd: pid, status socket
+
+    def serve(self) -> None:
+        """Serve jobs until the parent closes its end or ends."""
+        while True:
+            for fd, _ in self.poller.poll():
+                if fd == PARENT:
+                    return
+                if fd != CONTROL:
+                    self.reap(fd)
+                    continue
+                message, fds, _, _ = socket.recv_fds(self.control, 4096, 4)
+                if not message:
+                    return
+                self.start(json.loads(message), fds)
+
+    def start(self, job: dict[str, int], fds: list[int]) -> None:
+        """Fork the job's child and hand its pidfd over."""
+        source, out, err, status = fds
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(status, f"Fcannot fork: {error}".encode())
+            os.close(status)
+        else:
+            if pid == 0:
+                self.child(job, fds, parent)
+            pidfd = os.pidfd_open(pid)
+            with socket.socket(fileno=os.dup(status)) as peer:
+                try:
+                    socket.send_fds(peer, [b"P"], [pidfd])
+                except OSError:  # whoever asked is gone
+                    os.kill(pid, signal.SIGKILL)
+            self.children[pidfd] = (pid, status)
+            self.poller.register(pidfd, select.POLLIN)
+        for fd in (source, out, err):
+            os.close(fd)
+
+    def child(self, job: dict[str, int], fds: list[int], parent: int) -> None:
+        """Confine this process, run the source, and end."""
+        source, out, err, status = fds
+        code = 1
+        try:
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            if self.confinement is None:
+                os.setsid()
+                limit({source, status, 0, 1, 2}, job["memory_mb"], job["cpu_seconds"])
+            else:
+                keep = {source, status, 0, 1, 2}
+                self.confinement.apply(keep, job["memory_mb"], job["cpu_seconds"], self.own_user, parent)
+            os.write(status, b"R")
+            os.close(status)
+            code = run(source)
+        except ConfinementError as error:
+            os.write(status, f"F{error}".encode())
+        finally:
+            os._exit(code)
+
+    def reap(self, pidfd: int) -> None:
+        """Report a child's end."""
+        pid, status = self.children.pop(pidfd)
+        self.poller.unregister(pidfd)
+        if self.confinement is None:  # nothing kept it from starting processes; its number is still taken
+            self.kill_group(pid)
+        _, wait_status, usage = os.wait4(pid, 0)
+        try:
+            os.write(status, EXITED.pack(b"X", wait_status, usage.ru_utime + usage.ru_stime))
+        except OSError:
+            pass  # whoever asked is gone
+        os.close(status)
+        os.close(pidfd)
+
+    @staticmethod
+    def kill_group(pid: int) -> None:
+        """Kill the process group that an unconfined child leads."""
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for pidfd, (pid, _) in self.children.items():
+            if self.confinement is None:
+                self.kill_group(pid)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def main() -> None:
+    """Import what jobs may need, say that it is ready, and serve."""
+    config = json.loads(sys.argv[1])
+    os.closerange(5, 1 << 16)
+    os.chdir("/")
+    zygote = Zygote(config["own_user"], config["unsafe"])
+    for name in config["preload"]:
+        importlib.import_module(name)
+    sys.meta_path[:] = [*sys.meta_path[:2], Archive(config["packages"])]  # built-in and frozen modules stay
+    sys.path[:] = []
+    sys.path_importer_cache.clear()
+    sys.argv[:] = [""]
+    sys.stdout.reconfigure(line_buffering=True)  # what was printed before a time limit is kept
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # a collection in a child would otherwise copy every page
+    zygote.control.send(b"ready")
+    try:
+        zygote.serve()
+    finally:
+        zygote.close()
+
+
+if __name__ == "__main__":
+    main()
