@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
+import msgspec
 
 from whale_envs.domain import Domain, World
 from whale_envs.domains import load_domain
@@ -16,6 +17,7 @@ from whale_envs.harness.helpers import Ask, Message
 from whale_envs.harness.jail import Jail, JailedSession
 from whale_envs.harness.load import Harness, load_harness
 from whale_envs.harness.session import Answer, InProcessSession, Session, Toolbox
+from whale_envs.harness.wire import plain
 from whale_envs.spaces import Completion, Messages
 
 Observation = tuple[Message, ...]
@@ -34,12 +36,13 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         harness: a shipped name, a path, a `Harness` or a module's `run`; one that is not trusted runs jailed.
         split: "weight", "harness" or "test"; which tasks `reset` deals, each once an epoch.
         jail: a running `Jail` of the harness to share between envs; by default an env starts its own when needed.
-        render_mode: "ansi", or None.
+        render_mode: None (`render` prints the transcript), "ansi" (`render` returns it), or "human" (it is also
+            printed by itself when an episode ends).
 
     Raises `UserError` for data or a harness that cannot be used.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,
@@ -98,13 +101,12 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     def step(self, action: str | Reply) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Give the model's reply to the harness. Returns (messages, reward, terminated, truncated, info).
 
-        Raises `UserError` when the episode has ended or the action is neither a string nor a `Reply`.
+        Lone surrogates in the reply, which JSON cannot carry, become U+FFFD. Raises `UserError` when the episode has
+        ended or the action is neither a string nor a valid `Reply`.
         """
         if self.episode is None or not self._open:
             raise UserError("this episode has ended (or never began): call reset() before step()")
-        if not isinstance(action, str | Reply):
-            raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
-        reply = Reply(action) if isinstance(action, str) else action
+        reply = _valid(action)
         if isinstance(self._outcome, Ask):
             ask = self._outcome
             self.episode.calls.append(Call(list(ask.messages), reply, ask.max_tokens, ask.tools, ask.template_kwargs))
@@ -127,11 +129,13 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         """Whether the episode has ended."""
         return self.episode is not None and not self._open
 
-    def render(self) -> str | None:  # type: ignore[override]
-        """The transcript so far, for `render_mode="ansi"`."""
-        if self.render_mode is None:
-            return None
-        return self.episode.transcript() if self.episode else "no episode yet: call reset()"
+    def render(self) -> str | None:
+        """The transcript so far: returned with `render_mode="ansi"`, otherwise printed."""
+        text = self.episode.transcript() if self.episode else "no episode yet: call reset()"
+        if self.render_mode == "ansi":
+            return text
+        print(text)
+        return None
 
     def close(self) -> None:
         """Drop the episode and end the env's own jail. May be called again."""
@@ -163,12 +167,18 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             episode.verdict = Verdict(0.0, f"cut off after {self.domain.max_asks} model calls")
         else:
             episode.answer = outcome.value if isinstance(outcome, Answer) else None
-            episode.verdict = self._world.verdict(episode.answer)
+            try:
+                episode.verdict = self._world.verdict(episode.answer)
+            except EpisodeError as error:  # a verifier that has to run something can fail at it
+                episode.failure = Failure(error.owner, str(error))
+                episode.verdict = Verdict(0.0, f"failed: {error.owner}")
         episode.tool_calls = self._toolbox.calls
         episode.behaviours = self._world.behaviours(episode)
         episode.seconds = time.perf_counter() - self._started
         self._session.close()
         self._open = False
+        if self.render_mode == "human":
+            self.render()
         return truncated
 
     def _observation(self) -> Observation:
@@ -179,3 +189,18 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             ask = self._outcome if isinstance(self._outcome, Ask) else None
             return {"ask": ask, "task_id": self.episode.task_id if self.episode else ""}
         return {"ask": None, "task_id": self.episode.task_id if self.episode else "", "episode": self.episode}
+
+
+def _valid(action: str | Reply) -> Reply:
+    """The action as a `Reply` that JSON can carry; `UserError` if it is none."""
+    if not isinstance(action, str | Reply):
+        raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
+    reply = Reply(action) if isinstance(action, str) else action
+    if not isinstance(reply.text, str) or reply.finish_reason not in ("stop", "length"):
+        given = f"text {reply.text!r:.80} and finish_reason {reply.finish_reason!r:.80}"
+        raise UserError(f'a Reply has a text and the finish_reason "stop" or "length", not {given}')
+    try:
+        text, tool_calls = plain([reply.text, list(reply.tool_calls)], "a reply")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"an action has to be JSON: {error}") from None
+    return msgspec.structs.replace(reply, text=text, tool_calls=tool_calls)

@@ -48,6 +48,9 @@ class JailLimits:
     cpu_seconds: int = 3600
     #: Wall-clock seconds for a worker to start (it takes about 0.1).
     start_seconds: float = 60.0
+    #: Workers lost one after the other before the harness is given up: one that loops for ever in every episode
+    #: would otherwise cost `seconds` times the number of episodes.
+    losses: int = 8
 
 
 class Jail:
@@ -61,6 +64,8 @@ class Jail:
         self.limits = limits or JailLimits()
         #: How many workers there have been; an episode that was begun in an earlier one has to be restored.
         self.generation = 0
+        #: Workers lost since an episode last went on.
+        self.losses = 0
         self._worker: _Worker | None = None
 
     @property
@@ -184,21 +189,21 @@ class JailedSession(Session):
     def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
         turn = _Turn(reply)
         try:
-            self._restore()
-            kind, value = self._exchange(turn, self._answer)
+            kind, value = self._exchange(self._restored(), turn, self._answer)
         except _Broken as broken:
-            self._ended = True
+            kind, value = "fail", str(broken)
+            self._jail.losses += 1
             self._jail.discard()
-            return "fail", str(broken)
-        except Exception:  # what a tool raised ends the episode, and leaves the worker waiting for its result
+        except BaseException:  # a tool's failure or a Ctrl-C leaves the worker in the middle of an exchange
             self._ended = True
             self._jail.discard()
             raise
+        else:
+            self._jail.losses = 0
+            if kind == "fail" and value.startswith("MemoryError"):
+                self._jail.discard()  # what filled it may still be held
         self._turns.append(turn)
-        if kind != "ask":
-            self._ended = True
-        if kind == "fail" and value.startswith("MemoryError"):
-            self._jail.discard()  # what filled it may still be held
+        self._ended = kind != "ask"
         return kind, value
 
     def close(self) -> None:
@@ -218,11 +223,13 @@ class JailedSession(Session):
         self._ended = True
         self._turns = []
 
-    def _restore(self) -> None:
-        """Bring the episode to where it was, if the worker that it ran in is gone."""
-        self._jail.worker()
+    def _restored(self) -> _Worker:
+        """The worker with the episode where it was, played again if the worker that it ran in is gone."""
+        if self._jail.losses >= self._jail.limits.losses:
+            raise _Broken(f"GivenUp: its process hung or died {self._jail.limits.losses} times in a row")
+        worker = self._jail.worker()
         if self._generation == self._jail.generation:
-            return
+            return worker
         self._generation = self._jail.generation
         done, self._turns = self._turns, []
         for past in done:
@@ -235,14 +242,15 @@ class JailedSession(Session):
                 return result
 
             again = _Turn(past.reply)
-            self._exchange(again, answer)
+            self._exchange(worker, again, answer)
             if again.outcome != past.outcome:
                 raise _Broken(_OTHERWISE)
             self._turns.append(past)
+        return worker
 
-    def _exchange(self, turn: _Turn, answer: Callable[[list[Any]], Any]) -> tuple[str, Any]:
+    def _exchange(self, worker: _Worker, turn: _Turn, answer: Callable[[list[Any]], Any]) -> tuple[str, Any]:
         """Resume the episode in the worker, answering its tool calls, until it asks, answers or fails."""
-        worker, limit = self._jail.worker(), self._jail.limits.seconds
+        limit = self._jail.limits.seconds
         frame: dict[str, Any] = {"id": self._id, "reply": _reply_frame(turn.reply)}
         if not self._turns:
             frame["start"] = self._start

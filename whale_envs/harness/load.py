@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from whale_envs.errors import UserError, unknown
 
+#: Longest source of a harness, in characters.
+MAX_SOURCE = 200_000
 SEEDS = Path(__file__).parent / "seeds"
 
 
@@ -42,9 +45,13 @@ class Harness:
 
 
 def _check(source: str, name: str) -> CodeType:
+    if len(source) > MAX_SOURCE:
+        raise HarnessSourceError(f"harness {name} has {len(source):,} characters: expected at most {MAX_SOURCE:,}")
     try:
-        tree = ast.parse(source, filename=name)
-        code = compile(tree, name, "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "\\d" in a plain string is no reason to refuse a harness
+            tree = ast.parse(source, filename=name)
+            code = compile(tree, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise HarnessSourceError(
