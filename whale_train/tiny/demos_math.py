@@ -29,9 +29,9 @@ TOKENS: list[str] = [
     *("<python>", "</python>", "\\boxed{", "print(x)", "from math import ", "sum(range("),
 ]
 #: Share of demonstrations with mistakes in the noisy part, and of each mistake a turn there.
-NOISY, NO_FORMAT, NO_CODE, WRONG, ERROR, MISCOPY = 0.7, 0.06, 0.06, 0.18, 0.18, 0.04
+NOISY, NO_FORMAT, NO_CODE, WRONG, ERROR, MISCOPY = 0.75, 0.06, 0.06, 0.26, 0.18, 0.04
 #: A long number is miscopied more often; a program that failed is given up, or handed in again with another error.
-LONG, MISCOPY_LONG, GIVE_UP, ERROR_AGAIN = 5, 0.15, 0.15, 0.2
+LONG, MISCOPY_LONG, GIVE_UP, ERROR_AGAIN = 5, 0.4, 0.4, 0.4
 #: The few mistakes of the clean part, all of them mended: what a reminder and an error message are answered with.
 CLEAN_NO_FORMAT, CLEAN_ERROR = 0.03, 0.06
 #: Problems made at once, and harnesses that a stream of demonstrations draws from.
@@ -48,12 +48,27 @@ REMINDERS = [
     "Reply with <python>code</python> or \\boxed{integer}.",
     "Compute it with <python>code</python> first.",
     "Write code in <python>...</python> or answer in \\boxed{}.",
-    "That was not in the right format. Try again.",
+    "Write <python>...</python> or \\boxed{...}.",
+    "That was not in the right format. Reply with <python>...</python> or \\boxed{...}.",
     "No tag was found. Please answer in the required format.",
     "Put the final answer in \\boxed{}.",
+    "Do not answer yet: use the tool first.",
+    "Check this, then give the final answer.",
+    "Give the final answer now.",
     "Try again.",
 ]
-SILENCES = ["Nothing was printed.", "No output.", "The program printed nothing. Use print().", "(empty)"]
+SILENCES = ["Nothing was printed.", "No output.", "The program printed nothing. Use print().", "Nothing was found. Try again."]
+#: Said in a system prompt, or at the end of the instruction, in a few harnesses.
+ADVICE = [
+    "Think step by step.",
+    "Be brief.",
+    "Follow the format.",
+    "Use the tool before you answer.",
+    "Do not guess.",
+    "Check the result before you answer.",
+    "You are a careful assistant.",
+    "Read everything that is shown.",
+]
 
 
 def variant(source: str, constants: dict[str, object]) -> str:
@@ -71,7 +86,8 @@ def harnesses(draw: random.Random, count: int) -> list[Harness]:
     for i in range(count):
         constants: dict[str, object] = {"LINES": draw.choice([1, 1, 2, 4])}
         if draw.random() < 0.5:
-            constants["INSTRUCTION"] = draw.choice(INSTRUCTIONS)
+            advice = f" {draw.choice(ADVICE)}" if draw.random() < 0.4 else ""
+            constants["INSTRUCTION"] = draw.choice(INSTRUCTIONS) + advice
         if i % 2:
             constants |= {"TURNS": draw.choice([2, 2, 3, 4]), "CHARACTERS": draw.choice([4, 4, 5, 6, 8, 40])}
         else:
@@ -79,7 +95,10 @@ def harnesses(draw: random.Random, count: int) -> list[Harness]:
             if draw.random() < 0.6:
                 constants |= {"REMINDER": draw.choice(REMINDERS), "UNCHECKED": draw.choice(REMINDERS), "SILENT": draw.choice(SILENCES)}
         shipped = load_harness("h0" if i % 2 else "strong", "math")
-        found.append(Harness(variant(shipped.source, constants), "demonstration", trusted=True))
+        source = variant(shipped.source, constants)
+        if draw.random() < 0.15:
+            source = source.replace("import boxed, ", "import boxed, system, ").replace("[user(f", f"[system({draw.choice(ADVICE)!r}), user(f")
+        found.append(Harness(source, "demonstration", trusted=True))
     return found
 
 

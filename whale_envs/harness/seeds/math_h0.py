@@ -11,17 +11,13 @@ LINES = 1
 CHARACTERS = 4
 
 
-def prompt(task):
-    return [user(f"{task.question}\n{INSTRUCTION}")]
-
-
 def show(result):
     last = result.stdout.strip().split("\n")[-LINES:]
     return "\n".join(last)[:CHARACTERS]
 
 
 def run(task, tools):
-    messages = prompt(task)
+    messages = [user(f"{task.question}\n{INSTRUCTION}")]
     for _ in range(TURNS):
         reply = yield messages
         answer = boxed(reply.text)

@@ -18,10 +18,6 @@ CHARACTERS = 200
 INTEGER = r"-?[0-9]+"
 
 
-def prompt(task):
-    return [user(f"{task.question}\n{INSTRUCTION}")]
-
-
 def last_lines(text, lines):
     return "\n".join(text.strip().split("\n")[-lines:])[-CHARACTERS:]
 
@@ -40,7 +36,7 @@ def complaint(answer, computed):
 
 
 def run(task, tools):
-    messages = prompt(task)
+    messages = [user(f"{task.question}\n{INSTRUCTION}")]
     computed = False
     answer = None
     for _ in range(TURNS):
