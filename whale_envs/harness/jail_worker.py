@@ -33,8 +33,11 @@ def serve(sock: socket.socket, wire: Any, namespace: Any, helpers: Any, tool_use
     """Answer the parent's frames until it closes its end."""
 
     def call_tool(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        wire.send(sock, {"tool": [name, args, kwargs]})
-        frame, _ = wire.receive(sock)
+        try:
+            wire.send(sock, {"tool": [name, args, kwargs]})
+            frame, _ = wire.receive(sock)
+        except BaseException:  # cut off in the middle, by a full stack or memory: the frames would not match any more
+            os._exit(1)
         if "error" in frame:
             raise tool_use_error(frame["error"])
         return wire.unpack(frame["result"])
