@@ -127,7 +127,7 @@ class _Index(msgspec.Struct):
 
 
 class Archive:
-    """An archive folder, made if it is not there. Raises `UserError` for one of another domain or one that is broken."""
+    """An archive folder, made if it is not there. Raises `UserError` for one that is broken or of another domain."""
 
     def __init__(self, folder: Path, domain: str) -> None:
         self.folder = folder
@@ -142,7 +142,9 @@ class Archive:
         except msgspec.DecodeError as error:
             raise UserError(f"{folder} is no archive that this version reads ({error}): give another folder") from None
         if self._index.domain != domain:
-            raise UserError(f"archive {folder} holds harnesses of {self._index.domain}, not of {domain}: give another folder")
+            raise UserError(
+                f"archive {folder} holds harnesses of {self._index.domain}, not of {domain}: give another folder"
+            )
         self._by_hash = {c.hash: c for c in self._index.candidates}
 
     @property
@@ -213,7 +215,9 @@ class Archive:
         lines = path.read_bytes().splitlines() if path.exists() else []
         return {o.task: o for line in lines if (o := msgspec.json.decode(line, type=Outcome)).key == str(key)}
 
-    def add(self, source: str, hypothesis: str, parents: Sequence[str], axes: Sequence[str], born: str, gate: str = "") -> Candidate:
+    def add(
+        self, source: str, hypothesis: str, parents: Sequence[str], axes: Sequence[str], born: str, gate: str = ""
+    ) -> Candidate:
         """File a harness; one that is there already stays as it is."""
         hash = hashlib.sha256(source.encode()).hexdigest()[:12]
         if hash in self._by_hash:
@@ -232,7 +236,9 @@ class Archive:
         """File a score with its episodes, beside those under other keys."""
         candidate, files = self[hash], self.files(hash)
         fresh = {_identity(e) for e in episodes}  # a kill may have left these very episodes without their score
-        write_episodes(files / "episodes.jsonl", [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes])
+        write_episodes(
+            files / "episodes.jsonl", [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes]
+        )
         path = files / "outcomes.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
         kept = [line for line in lines if msgspec.json.decode(line, type=Outcome).key != str(key)]
@@ -271,13 +277,16 @@ class Archive:
 
 
 def tree_hash(source: str) -> str:
-    """A hash of the source's syntax tree without docstrings, layout and comments; of the text when it does not parse."""
+    """A hash of the source's syntax tree without docstrings and layout; of the text when it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return hashlib.sha256(source.encode()).hexdigest()[:12]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             node.body = node.body[1:]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 

@@ -1,0 +1,233 @@
+"""The harness phase: rounds of propose, gate, evaluate, accept, over an archive on disk.
+
+`search` is one phase. Kill it anywhere and call it again with the same arguments: it goes on from the archive and ends
+with the same candidates and the same accepted harness, since every seed comes from (seed, key, round, attempt).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from whale_envs import Domain, Harness
+from whale_envs.errors import UserError
+from whale_envs.task import TaskSet
+from whale_train.ledger import Ledger, Spent
+from whale_train.meta_harness.archive import (
+    Archive,
+    Candidate,
+    Outcome,
+    Phase,
+    Proposals,
+    Round,
+    ScoreKey,
+    Tried,
+    tree_hash,
+)
+from whale_train.meta_harness.evaluate import evaluate, gate, gate_episodes, spent, split_tasks
+from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
+from whale_train.policies.base import Policy
+from whale_train.progress import Progress
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How a harness phase goes.
+
+    Defaults are the paper's where it has one: 6 rounds of 3 candidates, 256 tasks, acceptance by the best mean.
+
+    Attributes:
+        rounds: rounds in a phase.
+        candidates: candidates a round.
+        tasks: the most tasks of the harness split that a candidate is scored on, one episode each.
+        shadow: the share of the harness split that no proposer ever sees.
+        acceptance: "best" takes the highest mean in the archive under the current weights; "paired" replaces the
+            accepted harness only on evidence, an exact one-sided sign test over the tasks that both played.
+        level: the level of that test.
+        retries: how often a proposer that fails is asked again.
+        backoff: seconds before it is asked again, doubled each time.
+    """
+
+    rounds: int = 6
+    candidates: int = 3
+    tasks: int = 256
+    shadow: float = 0.25
+    acceptance: Literal["best", "paired"] = "best"
+    level: float = 0.1
+    retries: int = 3
+    backoff: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "tasks"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: a search needs at least 1")
+        for name in ("rounds", "retries", "backoff"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)}: give 0 or more")
+        for name in ("shadow", "level"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: give a share between 0 and 1")
+        if self.acceptance not in ("best", "paired"):
+            raise UserError(f"acceptance {self.acceptance!r}: give best or paired")
+
+
+def search(
+    policy: Policy,
+    domain: Domain,
+    accepted: Harness,
+    config: SearchConfig,
+    archive: Archive,
+    proposer: Proposer,
+    ledger: Ledger,
+    progress: Progress,
+    seed: int,
+    key: str,
+) -> Harness:
+    """One harness phase: from the accepted harness to the next.
+
+    `key` names the phase in ledger and archive ("cycle 1 search") and is unique in a run; `seed` decides sampling and
+    proposals. Returns `accepted` itself when nothing better was found, otherwise an untrusted harness. Raises
+    `UserError` for a policy that answers nothing and for what a proposer cannot work without (a key, say).
+    """
+    tasks, _ = split_tasks(domain.splits.harness, config.shadow, config.tasks)
+    phase = Phase(key, ScoreKey(policy.weights_hash, tasks.hash, seed))
+    done = [r for r in archive.rounds if r.phase == key]
+    now = done[-1].accepted if done else accepted.hash
+    if len(done) < config.rounds or not done:
+        work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks)
+        archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
+        archive.begin(phase, now)
+        work.score(archive[accepted.hash], accepted, f"{key} baseline")
+        for number in range(len(done) + 1, config.rounds + 1):
+            now = work.round(number, now)
+    return accepted if now == accepted.hash else archive.harness(now)
+
+
+@dataclass
+class _Phase:
+    """What the steps of a phase share."""
+
+    policy: Policy
+    domain: Domain
+    start: Harness
+    config: SearchConfig
+    archive: Archive
+    proposer: Proposer
+    ledger: Ledger
+    progress: Progress
+    seed: int
+    phase: Phase
+    tasks: TaskSet
+
+    def round(self, number: int, accepted: str) -> str:
+        """Propose, gate, evaluate, accept; the hash of the accepted harness."""
+        name = f"{self.phase.key} round {number}"
+        asked = self.propose(number, name)
+        tried = [self.candidate(p, f"{name} candidate {i}") for i, p in enumerate(asked.proposals, 1)]
+        key = self.phase.score_key
+        now = choose(self.archive, key, accepted, self.config)
+        score = self.archive[now].scores[str(key)]
+        news = "kept" if now == accepted else "new"
+        self.progress.say(
+            f"{name}: accepted {now} ({news}) at {score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks"
+        )
+        self.archive.finish_round(Round(self.phase.key, number, tried, now, score.mean, asked.note))
+        return now
+
+    def propose(self, number: int, name: str) -> Proposals:
+        """What the proposer hands in, asked again a bounded number of times when it fails; kept for a resumed run."""
+        asked = self.archive.proposals(self.phase.key, number)
+        if asked is None:
+            before, begun = self.proposer.cost, time.perf_counter()
+            proposals, note = self._ask(number, name)
+            if note:
+                self.progress.say(f"{name}: {note}")
+            seconds = round(time.perf_counter() - begun, 3)
+            asked = Proposals(proposals[: self.config.candidates], self.proposer.cost - before, seconds, note)
+            self.archive.keep_proposals(self.phase.key, number, asked)
+        cost = asked.cost
+        self.ledger.add(
+            Spent(
+                f"{name} proposer",
+                "proposer",
+                prompt_tokens=cost.prompt_tokens,
+                sampled_tokens=cost.sampled_tokens,
+                seconds=asked.seconds,
+                dollars=cost.dollars,
+            )
+        )
+        return asked
+
+    def _ask(self, number: int, name: str) -> tuple[list[Proposal], str]:
+        for attempt in range(self.config.retries + 1):
+            try:
+                proposals = self.proposer.propose(self.archive, self.config.candidates, self._seed(number, attempt))
+                missing = self.config.candidates - len(proposals)
+                return proposals, f"proposer {self.proposer.name} gave {missing} too few" if missing > 0 else ""
+            except ProposerError as error:
+                failure = str(error)
+            if attempt < self.config.retries:
+                wait = self.config.backoff * 2**attempt
+                self.progress.say(f"{name}: proposer {self.proposer.name} failed ({failure}); again in {wait:g} s")
+                time.sleep(wait)
+        return [], f"proposer {self.proposer.name} failed {self.config.retries + 1} times, last: {failure}"
+
+    def _seed(self, number: int, attempt: int) -> int:
+        digest = hashlib.sha256(f"{self.seed}/{self.phase.key}/{number}/{attempt}".encode()).digest()
+        return int.from_bytes(digest[:6], "big")
+
+    def candidate(self, proposal: Proposal, unit: str) -> Tried:
+        """Gate one proposal, file it and, if it passed, score it."""
+        key = self.phase.score_key
+        recorded = gate_episodes(self.archive.episodes(self.start.hash, key))
+        refused = gate(proposal, self.archive, key, unit, self.domain, recorded)
+        known = self.archive.with_tree(tree_hash(proposal.source))
+        candidate = known or self.archive.add(
+            proposal.source, proposal.hypothesis, proposal.parents, proposal.axes, unit, refused
+        )
+        if refused:
+            self.progress.say(f"{unit}: refused, {refused}")
+            return Tried(candidate.hash, proposal.hypothesis, refused, None)
+        mean = self.score(candidate, self.archive.harness(candidate.hash), unit, proposal.hypothesis)
+        return Tried(candidate.hash, proposal.hypothesis, "", mean)
+
+    def score(self, candidate: Candidate, harness: Harness, unit: str, hypothesis: str = "") -> float:
+        """A candidate's mean under the current weights, played if it is not on file."""
+        key = self.phase.score_key
+        if str(key) not in candidate.scores:
+            self.progress.begin(unit, len(self.tasks))
+            score, episodes = evaluate(self.policy, self.domain, harness, self.tasks, self.seed, unit, self.progress)
+            self.archive.record(candidate.hash, key, score, episodes)
+        score = candidate.scores[str(key)]
+        self.ledger.add(spent(score, "search"))
+        first_line = hypothesis.strip().partition("\n")[0]
+        self.progress.say(
+            f"{unit}: {candidate.hash} {score.mean:.3f}, {score.turns:.1f} turns"
+            + (f" · {first_line}" if first_line else "")
+        )
+        return score.mean
+
+
+def choose(archive: Archive, key: ScoreKey, accepted: str, config: SearchConfig) -> str:
+    """The harness to accept among those scored under `key`; the one accepted so far stays unless another beats it."""
+    current = archive[accepted].scores[str(key)]
+    for rival in archive.scored(key):
+        score = rival.scores[str(key)]
+        if (score.mean, -score.turns) <= (current.mean, -current.turns):
+            break
+        if config.acceptance == "best":
+            return rival.hash
+        if sign_test(archive.outcomes(rival.hash, key), archive.outcomes(accepted, key)) <= config.level:
+            return rival.hash
+    return accepted
+
+
+def sign_test(rival: dict[str, Outcome], accepted: dict[str, Outcome]) -> float:
+    """The chance that a rival no better than the accepted harness wins as many of the tasks on which they differ."""
+    pairs = [(rival[t].score, accepted[t].score) for t in rival.keys() & accepted.keys()]
+    wins, losses = sum(r > a for r, a in pairs), sum(r < a for r, a in pairs)
+    total = wins + losses
+    return float(sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total)
