@@ -17,7 +17,8 @@ SCORES = st.dictionaries(st.text(min_size=1, max_size=4), st.lists(st.sampled_fr
 
 # the 97.5 % quantiles as printed in tables
 @pytest.mark.parametrize(
-    ("df", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (99, 1.984)]
+    ("df", "expected"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (99, 1.984)],
 )
 def test_t_quantile_is_the_tables(df: int, expected: float) -> None:
     assert t_quantile(df) == pytest.approx(expected, rel=0.004)

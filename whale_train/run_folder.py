@@ -1,8 +1,8 @@
 """A run folder: one configuration, one process at a time, taken up again by the same command.
 
-    run.json       written first: kind, command, configuration, versions, hashes, seed, sandbox tier
-    result.json    written last, for programs
-    .lock          held while a process works in the folder
+run.json       written first: kind, command, configuration, versions, hashes, seed, sandbox tier
+result.json    written last, for programs
+.lock          held while a process works in the folder
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class RunFolder:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._lock is not None:
             self._lock.close()
 
@@ -109,7 +111,9 @@ def read_run(folder: Path) -> RunInfo:
     try:
         return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
     except OSError:
-        raise UserError(f"{folder} is no run folder: expected one that `whale run`, train, search or eval made") from None
+        raise UserError(
+            f"{folder} is no run folder: expected one that `whale run`, train, search or eval made"
+        ) from None
     except msgspec.DecodeError as error:
         raise UserError(f"{folder / 'run.json'} is malformed ({error}): remove the folder and run again") from None
 

@@ -1,0 +1,82 @@
+"""A run folder made with a scripted policy of given skill: what a report is tried on without training anything."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from whale_envs import Harness, load_domain, load_harness
+from whale_envs.episode import write_atomic
+from whale_train.config import RunConfig
+from whale_train.evaluate import evaluate
+from whale_train.ledger import Ledger, Spent, tokens
+from whale_train.meta_harness.archive import Archive, Phase, Score, ScoreKey
+from whale_train.policies.base import Request
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.run_folder import RunFolder
+
+#: (phase, rollouts, chance to answer right, whether the changed harness runs) for the points of each arm
+CURVES = {
+    "whale": [("start", 0, 0.2, 0), ("weights", 600, 0.35, 0), ("harness", 900, 0.5, 1), ("weights", 1500, 0.62, 1),
+              ("harness", 1800, 0.66, 1)],
+    "weights-only": [("start", 0, 0.2, 0), ("weights", 900, 0.36, 0), ("weights", 1800, 0.4, 0)],
+    "harness-only": [("start", 0, 0.2, 0), ("harness", 900, 0.3, 1), ("harness", 1800, 0.33, 1)],
+}  # fmt: skip
+
+
+def scripted(skill: float, name: str) -> ScriptedPolicy:
+    """A policy that searches once, then answers right with chance `skill`."""
+    domain = load_domain("search-qa")
+    golds = {t.shown["question"]: t.gold[0] for split in ("test", "harness") for t in domain.splits[split]}
+
+    def reply(request: Request) -> str:
+        question = next(m["content"] for m in request.ask.messages if m["role"] == "user")
+        question = question.removeprefix("Question: ").partition("\n")[0]
+        if not any(m["role"] == "tool" for m in request.ask.messages):
+            return f"<search>{question}</search>"
+        luck = random.Random(request.seed).random() + random.Random(question).uniform(-0.3, 0.3)
+        return f"<answer>{golds[question] if luck < skill else 'Nobody & <b>'}</answer>"
+
+    return ScriptedPolicy(reply, name)
+
+
+def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES)) -> Path:
+    """A finished run folder with these arms, each point tested on `tasks` tasks, 8 repeats each."""
+    domain, h0 = load_domain("search-qa"), load_harness("h0", "search-qa")
+    source = h0.source.replace("PASSAGES = 1", "PASSAGES = 2").replace("WORDS = 24", "WORDS = 48")
+    changed = Harness(source, "changed", trusted=True)
+    config = RunConfig(out=folder)
+    with RunFolder(config, {"harness": h0.hash, "data": domain.splits.test.hash, "weights": "w0"}, "full") as run:
+        for arm in arms:
+            home, rows = folder / "arms" / arm, []
+            ledger = Ledger(home / "ledger.jsonl")
+            for i, (phase, rollouts, skill, second) in enumerate(CURVES[arm]):
+                harness, policy = (changed if second else h0), scripted(skill, f"{arm} {i}")
+                result, episodes = evaluate(
+                    policy, domain, harness, "test", limit=tasks, seed=0, folder=home / "test" / str(i)
+                )
+                kind = {"weights": "training", "harness": "search"}.get(phase, "test")
+                prompt, sampled = tokens(episodes)
+                ledger.add(Spent(f"{i} {phase}", kind, rollouts, prompt, sampled, seconds=12.5 * i))
+                rows.append({"rollouts": rollouts, **result.summary(), "phase": phase, "cycle": (i + 1) // 2,
+                             "harness": harness.hash, "weights": policy.weights_hash, "test": str(i)})  # fmt: skip
+            write_atomic(home / "curve.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            write_atomic(home / "harness.py", harness.source.encode())
+            if arm != "weights-only":
+                archive = Archive(home / "archive", "search-qa")
+                key = ScoreKey("w0", "data", 0)
+                archive.add(h0.source, "Where the search starts from.", (), (), "start")
+                archive.begin(Phase("cycle 1", key), h0.hash)
+                archive.record(h0.hash, key, Score(0.31, 0.02, 100, 2.0, "u0"), [])
+                archive.add(
+                    source,
+                    "Two passages and <twice> the words hold the answer more often.",
+                    (h0.hash,),
+                    ("PASSAGES up",),
+                    "r1",
+                )
+                archive.record(changed.hash, key, Score(0.42, 0.02, 100, 2.0, "u1"), [])
+        run.write_result(rollouts=1800, seconds=301.0)
+    return folder

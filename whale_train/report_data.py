@@ -1,0 +1,175 @@
+"""What a report is made from: run folders, read into plain structures. See `whale_train.report` for the files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whale_envs import Episode
+from whale_envs.episode import read_episodes
+from whale_envs.errors import UserError
+from whale_envs.harness.load import load_harness
+from whale_train.evaluate import load_evaluation
+from whale_train.ledger import Ledger, Spent
+from whale_train.meta_harness.archive import Archive, Candidate
+from whale_train.metrics import behaviour_rates, scores_by_task
+from whale_train.run_folder import RunInfo, read_run
+
+#: The arms that a run may have, in the order shown, and what they are called.
+ARMS = {"whale": "WHALE", "weights-only": "weights only", "harness-only": "harness only"}
+#: Names of an arm's phases, as points of its curve give them.
+WEIGHTS, HARNESS = "weights", "harness"
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A point of an arm's curve: what was tested after so many cumulative rollouts, and how it did.
+
+    `k` is the repeats of the mean; `test` names the folder under `test/` that holds the evaluation.
+    """
+
+    rollouts: int
+    mean: float
+    low: float
+    high: float
+    k: int
+    phase: str
+    cycle: int
+    harness: str
+    weights: str
+    test: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A harness on the way from the first to the accepted one: its hash, hypothesis, axes and best search score."""
+
+    hash: str
+    hypothesis: str
+    axes: list[str]
+    score: float | None
+
+
+@dataclass
+class Arm:
+    """One arm of a run, with what its first and its last test say."""
+
+    name: str
+    folder: Path
+    curve: list[Point]
+    ledger: dict[str, Spent]
+    harness: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    candidates: int = 0
+
+    @property
+    def label(self) -> str:
+        """How people call it."""
+        return ARMS.get(self.name, self.name)
+
+    def scores(self, at: int) -> dict[str, list[float]]:
+        """Scores by task of the point at this index of the curve; empty when its test is not on disk."""
+        folder = self._test(at)
+        if (kept := load_evaluation(folder)) is not None:
+            return kept.scores
+        return scores_by_task(self.episodes(at))
+
+    def behaviours(self, at: int) -> dict[str, float]:
+        """Behaviour rates of the point at this index of the curve."""
+        if (kept := load_evaluation(self._test(at))) is not None:
+            return kept.behaviours
+        return behaviour_rates(self.episodes(at))
+
+    def episodes(self, at: int) -> list[Episode]:
+        """The test episodes of the point at this index of the curve; empty when they are not on disk."""
+        path = self._test(at) / "episodes.jsonl"
+        return list(read_episodes(path)) if path.exists() else []
+
+    def _test(self, at: int) -> Path:
+        return self.folder / "test" / self.curve[at].test
+
+
+@dataclass
+class Run:
+    """A run folder as a report shows it. `start` is the source of the harness that all arms started from."""
+
+    folder: Path
+    info: RunInfo
+    arms: list[Arm]
+    start: str | None
+    result: dict[str, Any]
+
+
+def read_report(folder: Path) -> Run:
+    """Read a run folder, finished or not. Raises `UserError` when it is none, or nothing has been tested in it."""
+    info = read_run(folder)
+    root = folder / "arms"
+    names = sorted((p.name for p in root.iterdir() if p.is_dir()), key=_rank) if root.is_dir() else []
+    arms = [_arm(root / name, info) for name in names]
+    arms = [arm for arm in arms if arm.curve]
+    if not arms:
+        raise UserError(f"{folder} has no tested point yet: let `{info.command}` get past its first test, then report")
+    result = folder / "result.json"
+    return Run(folder, info, arms, _start(arms, info), json.loads(result.read_bytes()) if result.exists() else {})
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return (list(ARMS).index(name) if name in ARMS else len(ARMS), name)
+
+
+def _arm(folder: Path, info: RunInfo) -> Arm:
+    curve = folder / "curve.jsonl"
+    points = (
+        [_point(curve, i, line) for i, line in enumerate(curve.read_bytes().splitlines())] if curve.exists() else []
+    )
+    harness = folder / "harness.py"
+    arm = Arm(folder.name, folder, points, Ledger(folder / "ledger.jsonl").by_kind())
+    arm.harness = harness.read_text() if harness.exists() else None
+    if (folder / "archive" / "archive.json").exists():
+        archive = Archive(folder / "archive", info.config["domain"])
+        arm.candidates = len(archive.candidates)
+        arm.steps = _line(archive, points[-1].harness if points else archive.accepted)
+    return arm
+
+
+def _point(path: Path, index: int, line: bytes) -> Point:
+    try:
+        row = json.loads(line)
+        (name,) = (key for key in row if key.startswith("mean@"))
+        low, high = row["ci95"]
+        rest = {key: row[key] for key in ("rollouts", "phase", "cycle", "harness", "weights")}
+        return msgspec.convert(
+            rest
+            | {"mean": row[name], "low": low, "high": high, "k": int(name[5:]), "test": row.get("test", str(index))},
+            Point,
+        )
+    except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UserError(f"{path}:{index + 1} is no point of a curve: {error}") from None
+
+
+def _line(archive: Archive, accepted: str) -> list[Step]:
+    """The accepted harness and what it was made from, first parent by first parent, the oldest first."""
+    line: list[Candidate] = []
+    while accepted in archive and all(c.hash != accepted for c in line):
+        line.append(archive[accepted])
+        if not line[-1].parents:
+            break
+        accepted = line[-1].parents[0]
+    best = {c.hash: max((s.mean for s in c.scores.values()), default=None) for c in line}
+    return [Step(c.hash, c.hypothesis, c.axes, best[c.hash]) for c in reversed(line)]
+
+
+def _start(arms: list[Arm], info: RunInfo) -> str | None:
+    """The source that all arms started from: from an archive, or as it ships or lies on disk, if it is still that."""
+    first = arms[0].curve[0].harness
+    for arm in arms:
+        path = arm.folder / "archive" / "candidates" / first / "harness.py"
+        if path.exists():
+            return path.read_text()
+    try:
+        harness = load_harness(info.config["harness"], info.config["domain"])
+    except UserError:  # the file has gone since; a report does without the diff then
+        return None
+    return harness.source if harness.hash == first else None
