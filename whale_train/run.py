@@ -25,7 +25,7 @@ from whale_train.pool import Pool, pool
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
 from whale_train.schedules import ARMS, planned_rollouts
-from whale_train.whale import Snapshot, costs, harness_of, phases, run_arm, snapshots
+from whale_train.whale import Snapshot, costs, harness_of, model_of, phases, run_arm, snapshots
 
 
 def run(config: RunConfig) -> Path:
@@ -92,7 +92,7 @@ def _test(config: RunConfig, arm: str, number: int) -> None:
     folder = _arm_folder(config.folder, arm)
     snapshot = snapshots(folder)[number]
     domain = load_domain(config.domain, config.dataset)
-    policy = load_policy(snapshot.model or config.policy, config.domain)
+    policy = load_policy(model_of(config, folder, snapshot), config.domain)
     evaluate(
         policy,
         domain,

@@ -8,7 +8,7 @@ a kill left it, so the same call goes on from anywhere to the same end. The test
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,8 +27,8 @@ from whale_train.schedules import Costs, Phase, schedule
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Where an arm stands after a phase: its weights (a model folder; None for the ones it started from), its
-    harness, and the rollouts spent so far."""
+    """Where an arm stands after a phase. `model` is its weights' folder within the arm's, None for the weights that
+    the run started from; `harness` and `weights` are hashes, `rollouts` what was spent so far."""
 
     phase: str
     cycle: int
@@ -61,6 +61,11 @@ def snapshots(folder: Path) -> list[Snapshot]:
     return msgspec.json.decode(path.read_bytes(), type=list[Snapshot]) if path.exists() else []
 
 
+def model_of(config: RunConfig, folder: Path, snapshot: Snapshot) -> str:
+    """The policy of a snapshot, as `load_policy` takes it."""
+    return f"hf:{folder / snapshot.model}" if snapshot.model else config.policy
+
+
 def harness_of(config: RunConfig, folder: Path, snapshot: Snapshot) -> Harness:
     """The harness of a snapshot: the one that the run started from, or one of the arm's archive."""
     start = load_harness(config.harness, config.domain)
@@ -73,7 +78,7 @@ def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> No
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
     proposer = load_proposer(config.proposer)
     done = snapshots(folder)
-    policy = load_policy(done[-1].model or config.policy if done else config.policy, domain.name)
+    policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else load_harness(config.harness, domain.name)
     if not done:
         done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
@@ -81,17 +86,16 @@ def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> No
     for number, phase in enumerate(phases(config, arm, domain), 1):
         if number < len(done):
             continue
-        seed, model = _seed(config.seed, phase.name), done[-1].model
+        model = done[-1].model
         if phase.kind == "weights":
-            out = folder / "weights" / f"{number:02d}"
-            start = Path(model) if model else None
-            weight_phase(policy, domain, harness, config.weights, phase.amount, out, ledger, progress, seed, phase.name, start)
-            model = str(out)
+            out, start = folder / "weights" / f"{number:02d}", folder / model if model else None
+            settings = replace(config.weights, steps=phase.amount)
+            last = weight_phase(policy, domain, harness, settings, out, ledger, progress, config.seed, phase.name, start)
+            model = str(last.relative_to(folder))
         else:
-            settings = msgspec.structs.replace(config.search, rounds=phase.amount)
-            # the same weights are searched with the same tasks and seed, so that scores on file can be used again
-            seed = _seed(config.seed, "search")
-            harness = search(policy, domain, harness, settings, archive, proposer, ledger, progress, seed, phase.name)
+            # the run's seed in each phase: what was scored under the same weights before is not played again
+            search_settings = replace(config.search, rounds=phase.amount)
+            harness = search(policy, domain, harness, search_settings, archive, proposer, ledger, progress, config.seed, phase.name)
         done.append(
             Snapshot(phase.name, phase.cycle, phase.kind, ledger.rollouts(), harness.hash, policy.weights_hash, model)
         )
@@ -100,7 +104,3 @@ def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> No
 
 def _save(folder: Path, done: list[Snapshot]) -> None:
     write_atomic(folder / "state.json", msgspec.json.format(msgspec.json.encode(done)))
-
-
-def _seed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")

@@ -52,7 +52,8 @@ def read_questions(path: str | Path) -> Splits:
         elif content in tasks:
             drop("duplicate question")
         else:
-            tasks[content] = Task(str(row.get("id", number)), {"question": question}, usable, str(row.get("dataset", "")))
+            # named by its line: files that were put together from several hold an id twice
+            tasks[content] = Task(f"{Path(path).stem}:{number}", {"question": question}, usable, str(row.get("dataset", "")))
     return split_by_content(tasks, dropped, str(path))
 
 

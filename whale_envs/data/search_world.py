@@ -75,11 +75,11 @@ class SearchWorld:
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(f"search world {seed}")
         words = lexicon()
-        names: list[str] = []
-        while len(names) < sum(ENTITIES.values()) + THINGS:
-            name = " ".join(self._draw.sample(words, 2))
-            if name not in names:
-                names.append(name)
+        pairs: dict[frozenset[str], str] = {}  # the same words in another order are the same to BM25
+        while len(pairs) < sum(ENTITIES.values()) + THINGS:
+            pair = self._draw.sample(words, 2)
+            pairs.setdefault(frozenset(pair), " ".join(pair))
+        names = list(pairs.values())
         self._things = [names.pop() for _ in range(THINGS)]
         self._names: dict[str, list[str]] = {}
         for kind, count in ENTITIES.items():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import bm25s
 import numpy as np
 
-from whale_envs.errors import ToolUseError
+from whale_envs.errors import ToolUseError, UserError
 from whale_envs.harness.helpers import Passage
 
 #: Most passages one search returns; more would be a way to read the corpus, not to search it.
@@ -24,12 +24,17 @@ def tokens(text: str) -> list[str]:
 
 
 class Retriever:
-    """Finds passages by BM25. Ties keep the corpus's order, so a query's result never varies."""
+    """Finds passages by BM25. Ties keep the corpus's order, so a query's result never varies.
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    Raises `UserError` for a corpus without a passage.
+    """
+
+    def __init__(self, passages: Iterable[Passage]) -> None:
         self.passages = list(passages)
+        if not self.passages:
+            raise UserError("the corpus holds no passage: expected at least one row with text or contents")
         self._index = bm25s.BM25(backend="numpy")
-        self._index.index([tokens(f"{p.title} {p.text}") or [""] for p in passages], show_progress=False)
+        self._index.index([tokens(f"{p.title} {p.text}") or [""] for p in self.passages], show_progress=False)
         self._known = self._index.vocab_dict
         # the same query comes back for every rollout of a group
         self._search = functools.lru_cache(maxsize=65_536)(self._ranked)

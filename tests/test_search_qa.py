@@ -1,0 +1,157 @@
+"""SearchQA: the mini world's promises, retrieval, exact match, and real files."""
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_envs import UserError, load_domain
+from whale_envs.data.search_files import read_corpus, read_questions
+from whale_envs.data.search_world import SIZES, SearchWorld
+from whale_envs.domains.search_qa import SearchQA
+from whale_envs.errors import ToolUseError
+from whale_envs.harness.helpers import Passage
+from whale_envs.tools.retrieval import Retriever
+from whale_envs.verifiers.exact_match import exact_match, normalise
+
+REAL = os.environ.get("WHALE_REAL_DATA")
+needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
+
+
+def test_a_world_is_the_same_for_the_same_seed_and_another_for_another():
+    assert SearchWorld(3).splits().test.hash == SearchWorld(3).splits().test.hash
+    assert SearchWorld(3).splits().test.hash != SearchWorld(4).splits().test.hash
+
+
+def test_the_mini_splits_are_disjoint_by_content_and_hold_both_kinds_of_question():
+    splits = load_domain("search-qa").splits
+    contents = [normalise(t.shown["question"]) for s in SIZES for t in splits[s]]
+    assert len(set(contents)) == len(contents) == sum(SIZES.values())
+    for split in SIZES:
+        kinds = Counter(task.source for task in splits[split])
+        assert 0.2 < kinds["2-hop"] / len(splits[split]) < 0.4
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_every_answer_can_be_read_off_the_passages_that_the_question_leads_to(seed):
+    world = SearchWorld(seed)
+    for _ in range(50):
+        question = world.question()
+        at = question.entity
+        for relation in question.path:
+            sentences = world.entities[at].passage().text.splitlines()
+            (found,) = [s for s in sentences if s.startswith(f"The {relation} of {at} is ")]
+            at = found.removeprefix(f"The {relation} of {at} is ").rstrip(".")
+        assert at == question.answer
+
+
+def test_the_title_finds_its_own_passage_first():
+    retriever = SearchQA(SearchWorld(5)).retriever
+    missed = [p.title for p in retriever.passages if retriever.search(p.title, k=1)[0].id != p.id]
+    assert not missed
+
+
+@given(st.text(), st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_any_query_gives_at_most_k_passages_in_falling_order_and_always_the_same(query, k):
+    retriever = Retriever([Passage(str(i), f"Title {i}", text) for i, text in enumerate(["a b", "b c", "Éclair ça", "c d"])])
+    found = retriever.search(query, k)
+    assert len(found) <= k
+    assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
+    assert found == retriever.search(query, k)
+
+
+def test_case_and_accents_do_not_matter_and_ties_keep_the_corpus_order():
+    retriever = Retriever([Passage("1", "", "crème brûlée"), Passage("2", "", "x y"), Passage("3", "", "x y")])
+    assert [p.id for p in retriever.search("CREME BRULEE", 3)] == ["1"]
+    assert [p.id for p in retriever.search("x", 3)] == ["2", "3"]
+    assert retriever.search("nothing of the kind", 3) == []
+
+
+@pytest.mark.parametrize("query, k", [("x", 0), ("x", 21), ("x", True), ("x", "2"), (None, 1)])
+def test_a_search_that_is_not_offered_is_a_tool_use_error(query, k):
+    with pytest.raises(ToolUseError):
+        Retriever([Passage("1", "", "x")]).search(query, k)
+
+
+@given(st.text(max_size=20))
+def test_a_gold_that_normalises_to_nothing_matches_no_answer(answer):
+    assert exact_match(answer, ["*", "---", "the", ""]).score == 0
+
+
+@given(st.text(min_size=1, max_size=30))
+def test_an_answer_matches_itself_whatever_its_case_articles_and_punctuation(answer):
+    if normalise(answer):
+        assert exact_match(f"The {answer}!", [answer]).score == 1
+
+
+def test_rows_that_cannot_be_scored_are_dropped_and_counted(tmp_path):
+    rows = [{"question": f"q{i}?", "answers": ["x"]} for i in range(4)]
+    rows += [{"question": "Q1", "answer": "b"}, {"question": "q9", "answers": ["*"]}, {"question": "?", "answers": ["x"]}]
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    splits = read_questions(path)
+    assert sum(len(splits[s]) for s in SIZES) == 4
+    assert splits.dropped == {"duplicate question": 1, "no answer is left after normalisation": 1, "empty question": 1}
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b'{"question": "x"', ":1 is not JSON"),
+        (b"[1]", ":1 holds a list"),
+        (b'{"text": "x"}', ":1 is no question: expected question"),
+        (b'{"question": "x", "answers": ["y"]}', "keeps 1 rows"),
+        (b"\xff\xfe", "cannot read"),
+    ],
+)
+def test_a_malformed_question_file_is_one_line_that_names_the_place(tmp_path, content, said):
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=said) as error:
+        read_questions(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_a_dataset_without_a_corpus_say_what_was_expected(tmp_path):
+    with pytest.raises(UserError, match="cannot read .*expected a JSONL file"):
+        load_domain("search-qa", f"{tmp_path}/none.jsonl,corpus={tmp_path}/none.jsonl")
+    with pytest.raises(UserError, match="names no corpus"):
+        load_domain("search-qa", "questions.jsonl")
+
+
+def test_both_shapes_of_corpus_are_read_plain_and_gzipped(tmp_path):
+    rows = [{"id": "1", "title": "T", "text": "words"}, {"id": 2, "contents": '"T"\nwords'}]
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(json.dumps(r) for r in rows).encode()))
+    assert list(read_corpus(path)) == [Passage("1", "T", "words"), Passage("2", "T", "words")]
+
+
+@needs_real_data
+def test_on_real_questions_every_gold_answer_scores_1_and_every_dropped_row_is_counted():
+    folder = Path(REAL, "qa")
+    domain = load_domain("search-qa", f"{folder / 'qa_dev_eval.jsonl'},corpus={folder / 'corpus_wiki.jsonl.gz'}")
+    tasks = [t for s in SIZES for t in domain.splits[s]]
+    assert len(tasks) + sum(domain.splits.dropped.values()) == 1594
+    for task in tasks:
+        for gold in task.gold:
+            assert domain.world(task).verdict(gold).score == 1
+    found = domain.retriever.search(tasks[0].shown["question"], 5)
+    assert len(found) == 5
+
+
+@needs_real_data
+def test_exact_match_agrees_with_the_recorded_labels():
+    lines = Path(REAL, "verifier", "em_cases_dev.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows
+    for row in rows:
+        golds = row.get("golds") or row.get("gold") or row.get("golden_answers") or row.get("answers")
+        golds = golds if isinstance(golds, list) else [golds]
+        assert exact_match(row.get("prediction", row.get("pred")), golds).score == row["em"], row
