@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from whale_envs.domains import DOMAINS
 from whale_envs.errors import UserError, unknown
 from whale_envs.task import SPLITS
+
+if TYPE_CHECKING:
+    from whale_train.meta_harness.search import SearchConfig as PhaseConfig
+    from whale_train.rsft.phase import WeightPhaseConfig
 
 PROPOSERS = ("mutation", "anthropic")
 
@@ -70,37 +74,86 @@ class Job:
 
 
 @dataclass(frozen=True)
-class RunConfig(Job):
+class WeightOptions(Job):
+    """How weights are trained. The defaults suit the bundled models; the paper's are 256 prompts, minibatches of 64
+    and a learning rate of 1e-7 to 1e-6."""
+
+    epochs: float = 0.2
+    """Epochs over the weight tasks in each weight phase."""
+    prompts: int = 64
+    """Tasks sampled in each RSFT step."""
+    group: int = 8
+    """Episodes sampled of each of them."""
+    minibatch: int = 16
+    """Sequences in one optimiser step."""
+    micro_batch: int = 8
+    """Sequences in one forward pass, a divisor of the minibatch: decides memory and speed, not the result."""
+    lr: float = 3e-4
+    """Learning rate of AdamW, constant."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("epochs", "prompts", "group", "minibatch", "micro_batch", "lr")
+
+    @property
+    def weights(self) -> WeightPhaseConfig:
+        """A weight phase's settings, its steps aside."""
+        from whale_train.rsft.phase import WeightPhaseConfig
+
+        return WeightPhaseConfig(
+            prompts=self.prompts, group=self.group, minibatch=self.minibatch, micro_batch=self.micro_batch, lr=self.lr
+        )
+
+
+@dataclass(frozen=True)
+class SearchOptions(Job):
+    """How a harness is searched for. The paper evaluates on 256 tasks."""
+
+    proposer: str = "mutation"
+    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
+    rounds: int = 4
+    """Rounds in each harness phase."""
+    candidates: int = 3
+    """New harnesses in each round."""
+    tasks: int = 128
+    """Tasks of the harness split that each of them plays."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proposer not in PROPOSERS:
+            raise unknown("proposer", self.proposer, PROPOSERS)
+        self._positive("rounds", "candidates", "tasks")
+
+    @property
+    def search(self) -> PhaseConfig:
+        """A harness phase's settings."""
+        from whale_train.meta_harness.search import SearchConfig as PhaseConfig
+
+        return PhaseConfig(rounds=self.rounds, candidates=self.candidates, tasks=self.tasks)
+
+
+@dataclass(frozen=True)
+class RunConfig(WeightOptions, SearchOptions):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
 
-    proposer: str = "mutation"
-    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
-    epochs: float = 0.6
-    """Epochs over the weight tasks in each weight phase."""
-    rounds: int = 6
-    """Rounds in each harness phase."""
-    cycles: int = 2
+    cycles: int = 3
     """How often a weight phase and a harness phase follow each other."""
     repeats: int = 8
     """Episodes for each test task."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.proposer not in PROPOSERS:
-            raise unknown("proposer", self.proposer, PROPOSERS)
-        self._positive("epochs", "rounds", "cycles", "repeats")
+        self._positive("cycles", "repeats")
 
 
 @dataclass(frozen=True)
-class TrainConfig(Job):
+class TrainConfig(WeightOptions):
     """Train the weights under one harness: online rejection-sampling fine-tuning."""
 
     kind: ClassVar[str] = "train"
 
-    epochs: float = 1.0
-    """Epochs over the weight tasks."""
     repeats: int = 8
     """Episodes for each test task."""
     limit: int | None = None
@@ -108,19 +161,15 @@ class TrainConfig(Job):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("epochs", "repeats", "limit")
+        self._positive("repeats", "limit")
 
 
 @dataclass(frozen=True)
-class SearchConfig(Job):
+class SearchConfig(SearchOptions):
     """Search for a better harness under fixed weights."""
 
     kind: ClassVar[str] = "search"
 
-    proposer: str = "mutation"
-    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
-    rounds: int = 6
-    """Rounds of proposals."""
     repeats: int = 8
     """Episodes for each test task."""
     limit: int | None = None
@@ -128,9 +177,7 @@ class SearchConfig(Job):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.proposer not in PROPOSERS:
-            raise unknown("proposer", self.proposer, PROPOSERS)
-        self._positive("rounds", "repeats", "limit")
+        self._positive("repeats", "limit")
 
 
 @dataclass(frozen=True)
