@@ -55,13 +55,14 @@ def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES
             for i, (phase, rollouts, skill, second) in enumerate(CURVES[arm]):
                 harness, policy = (changed if second else h0), scripted(skill, f"{arm} {i}")
                 result, episodes = evaluate(
-                    policy, domain, harness, "test", limit=tasks, seed=0, folder=home / "test" / str(i)
+                    policy, domain, harness, "test", limit=tasks, seed=0, folder=folder / "test" / f"{arm}-{i}"
                 )
                 kind = {"weights": "training", "harness": "search"}.get(phase, "test")
                 prompt, sampled = tokens(episodes)
                 ledger.add(Spent(f"{i} {phase}", kind, rollouts, prompt, sampled, seconds=12.5 * i))
-                rows.append({"rollouts": rollouts, **result.summary(), "phase": phase, "cycle": (i + 1) // 2,
-                             "harness": harness.hash, "weights": policy.weights_hash, "test": str(i)})  # fmt: skip
+                point = {"rollouts": rollouts, "phase": f"{i} {phase}", "kind": phase, "cycle": (i + 1) // 2}
+                hashes = {"harness": harness.hash, "weights": policy.weights_hash}
+                rows.append(point | hashes | result.summary() | {"test": f"{arm}-{i}"})
             write_atomic(home / "curve.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
             write_atomic(home / "harness.py", harness.source.encode())
             if arm != "weights-only":

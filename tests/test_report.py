@@ -63,7 +63,7 @@ def test_page_is_whole_by_itself_and_says_the_numbers_on_disk(run: Path) -> None
         end = json.loads((run / "arms" / arm / "curve.jsonl").read_text().splitlines()[-1])
         assert f"{100 * end['mean@8']:.1f} [{100 * end['ci95'][0]:.1f}, {100 * end['ci95'][1]:.1f}]" in page.text
         assert end["harness"] in page.text and end["weights"] in page.text
-    first, last = (load_evaluation(run / "arms" / "whale" / "test" / at) for at in ("0", "4"))
+    first, last = (load_evaluation(run / "test" / at) for at in ("whale-0", "whale-4"))
     assert first is not None and last is not None
     gain = paired_difference(first.scores, last.scores)
     assert f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]" in page.text
@@ -102,14 +102,14 @@ def test_run_in_progress_is_reported_as_such(run: Path) -> None:
 
 
 def test_missing_test_files_leave_a_dash(run: Path) -> None:
-    shutil.rmtree(run / "arms" / "weights-only" / "test")
+    shutil.rmtree(run / "test" / "weights-only-2")
     assert "–" in Wellformed(write_report(run).read_text()).text
 
 
 def test_scores_come_from_episodes_where_the_summary_is_missing(run: Path) -> None:
     arm = read_report(run).arms[0]
     told, rates = arm.scores(-1), arm.behaviours(-1)
-    (run / "arms" / "whale" / "test" / "4" / "evaluation.json").unlink()
+    (run / "test" / "whale-4" / "evaluation.json").unlink()
     arm = read_report(run).arms[0]
     assert arm.scores(-1) == told and arm.behaviours(-1) == rates
 
@@ -128,8 +128,8 @@ def test_shown_pairs_are_of_one_task_and_seed_each(run: Path) -> None:
         ("run.json", "{", "malformed"),
         ("arms/whale/curve.jsonl", '{"rollouts": 1}\n', "curve.jsonl:1 is no point"),
         ("arms/whale/curve.jsonl", "nonsense\n", "curve.jsonl:1 is no point"),
-        ("arms/whale/test/0/episodes.jsonl", "{}\n", "episodes.jsonl:1 is no episode"),
-        ("arms/whale/test/0/evaluation.json", "{}", "is no evaluation"),
+        ("test/whale-0/episodes.jsonl", "{}\n", "episodes.jsonl:1 is no episode"),
+        ("test/whale-0/evaluation.json", "{}", "is no evaluation"),
         ("arms/whale/archive/archive.json", "{}", "no archive"),
     ],
 )

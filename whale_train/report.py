@@ -5,11 +5,11 @@ It reads, and nothing else:
     run.json                              `whale_train.run_folder.RunInfo`
     result.json                           once the run has finished: "seconds", "shadow"
     arms/<arm>/curve.jsonl                one line a tested point, the start first: {"rollouts": cumulative, test not
-                                          counted, "mean@8": x, "ci95": [low, high], "phase": "start" | "weights" |
-                                          "harness" (the phase that led to the point), "cycle": n, "harness": hash,
-                                          "weights": hash, "test": folder under test/}
-    arms/<arm>/test/<test>/evaluation.json  `whale_train.evaluate.Evaluation`, with
-                          episodes.jsonl    every test episode of the point
+                                          counted, "mean@8": x, "ci95": [low, high], "phase": name, "kind": "start" |
+                                          "weights" | "harness" (of the phase that led to the point), "cycle": n,
+                                          "harness": hash, "weights": hash, "test": folder under test/}
+    test/<test>/evaluation.json           `whale_train.evaluate.Evaluation` of a point, with
+                episodes.jsonl            every test episode of it
     arms/<arm>/ledger.jsonl               `whale_train.ledger`
     arms/<arm>/harness.py                 the accepted harness
     arms/<arm>/archive/                   `whale_train.meta_harness.archive`

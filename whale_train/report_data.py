@@ -21,14 +21,15 @@ from whale_train.run_folder import RunInfo, read_run
 
 #: The arms that a run may have, in the order shown, and what they are called.
 ARMS = {"whale": "WHALE", "weights-only": "weights only", "harness-only": "harness only"}
-#: Names of an arm's phases, as points of its curve give them.
+#: Kinds of phases, as points of a curve give them.
 WEIGHTS, HARNESS = "weights", "harness"
 
 
 class Point(msgspec.Struct, frozen=True):
     """A point of an arm's curve: what was tested after so many cumulative rollouts, and how it did.
 
-    `k` is the repeats of the mean; `test` names the folder under `test/` that holds the evaluation.
+    `kind` is "start", or that of the phase which led here; `k` is the repeats of the mean; `test` names the folder
+    under `test/` that holds the evaluation.
     """
 
     rollouts: int
@@ -37,6 +38,7 @@ class Point(msgspec.Struct, frozen=True):
     high: float
     k: int
     phase: str
+    kind: str
     cycle: int
     harness: str
     weights: str
@@ -88,7 +90,7 @@ class Arm:
         return list(read_episodes(path)) if path.exists() else []
 
     def _test(self, at: int) -> Path:
-        return self.folder / "test" / self.curve[at].test
+        return self.folder.parent.parent / "test" / self.curve[at].test
 
 
 @dataclass
@@ -139,12 +141,8 @@ def _point(path: Path, index: int, line: bytes) -> Point:
         row = json.loads(line)
         (name,) = (key for key in row if key.startswith("mean@"))
         low, high = row["ci95"]
-        rest = {key: row[key] for key in ("rollouts", "phase", "cycle", "harness", "weights")}
-        return msgspec.convert(
-            rest
-            | {"mean": row[name], "low": low, "high": high, "k": int(name[5:]), "test": row.get("test", str(index))},
-            Point,
-        )
+        point = row | {"mean": row[name], "low": low, "high": high, "k": int(name.removeprefix("mean@"))}
+        return msgspec.convert(point, Point)
     except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise UserError(f"{path}:{index + 1} is no point of a curve: {error}") from None
 

@@ -103,19 +103,19 @@ def _phases(axes: Axes, arms: Sequence[Arm]) -> None:
     edge = axes.get_xaxis_transform()
     spans: list[tuple[int, int, str]] = []
     for before, after in zip(whale.curve, whale.curve[1:], strict=False):
-        if spans and spans[-1][2] == after.phase:
-            spans[-1] = (spans[-1][0], after.rollouts, after.phase)
+        if spans and spans[-1][2] == after.kind:
+            spans[-1] = (spans[-1][0], after.rollouts, after.kind)
         else:
-            spans.append((before.rollouts, after.rollouts, after.phase))
-    for left, right, phase in spans:
-        if phase not in PHASES:
+            spans.append((before.rollouts, after.rollouts, after.kind))
+    for left, right, kind in spans:
+        if kind not in PHASES:
             continue
-        strip = Rectangle((left, 1.0), right - left, 0.045, transform=edge, color=PHASES[phase], lw=0, clip_on=False)
+        strip = Rectangle((left, 1.0), right - left, 0.045, transform=edge, color=PHASES[kind], lw=0, clip_on=False)
         axes.add_patch(strip)
         axes.axvline(right, color=FAINT, lw=0.7, ls=(0, (1, 3)), zorder=0)
         if (right - left) / max(whale.curve[-1].rollouts, 1) > 0.06:
             middle = (left + right) / 2
-            axes.text(middle, 1.021, phase, transform=edge, ha="center", va="center_baseline", fontsize=9, color=INK)
+            axes.text(middle, 1.021, kind, transform=edge, ha="center", va="center_baseline", fontsize=9, color=INK)
 
 
 def _labels(axes: Axes, arms: Sequence[Arm]) -> None:

@@ -256,7 +256,7 @@ def _provenance(run: Run) -> Iterable[str]:
         },
         "versions": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
         "configuration": ", ".join(f"{name} {value}" for name, value in info.config.items()),
-        "episodes": "every number above comes from arms/*/test/*/episodes.jsonl and arms/*/ledger.jsonl in this folder",
+        "episodes": "every number above comes from test/*/episodes.jsonl and arms/*/ledger.jsonl in this folder",
     }
     yield "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"
 
