@@ -20,8 +20,8 @@ from types import CodeType, ModuleType
 
 #: Parts of packages that no job needs.
 SKIPPED = frozenset(
-    "test tests testing benchmarks plotting conftest f2py distutils site-packages idlelib tkinter turtledemo lib2to3 "
-    "ensurepip __pycache__ __main__ pydoc_data venv antigravity this".split()
+    "test tests benchmarks conftest site-packages idlelib tkinter turtledemo lib2to3 ensurepip __pycache__ __main__ "
+    "pydoc_data venv".split()
 )
 
 

@@ -19,6 +19,12 @@ from whale_envs.sandbox import layers
 #: Set by `allow_unsafe`; an environment variable, so that the processes of a training run inherit the decision.
 UNSAFE_VARIABLE = "WHALE_UNSAFE"
 
+#: What decides is that a process can confine itself, not what is installed.
+_TRIAL = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import layers; "
+    "layers.confine([1, 2], memory_mb=64, cpu_seconds=10); print('confined')"
+)
+
 #: The whole environment of a confined process. The fixed hash seed gives sets of strings one order in every run.
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
@@ -36,9 +42,14 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Isolation:
-    """The layers in use. `letter` is "A", "B", "C", or "none"; `bwrap` is bubblewrap's command line up to the program."""
+    """The layers in use.
+
+    `letter` is "A", "B", "C", or "none"; `seccomp` the compiled filter; `bwrap` bubblewrap's command line up to the
+    program; `own_user` whether that makes a user namespace; `missing` what keeps the machine from a better letter.
+    """
 
     letter: str
+    seccomp: bytes = b""
     bwrap: tuple[str, ...] = ()
     own_user: bool = False
     landlock_abi: int = 0
@@ -56,32 +67,42 @@ class Isolation:
 
 @functools.cache
 def isolation() -> Isolation:
-    """The layers that this machine offers, tried once per process (0.2 s)."""
+    """The layers that this machine offers, tried once per process (0.3 s)."""
     if sys.platform != "linux":
         return Isolation("none", missing=f"isolation needs Linux, this is {sys.platform}; use a Linux container")
     try:
-        layers.compile_filter()
+        seccomp = layers.compile_filter()
     except layers.ConfinementError as error:
-        return Isolation("none", missing=f"seccomp is missing: {error}; install libseccomp (Debian: libseccomp2)")
-    abi = layers.landlock_abi()
+        return Isolation("none", missing=f"{error}; install libseccomp (Debian: libseccomp2)")
+    abi, bwrap = layers.landlock_abi(), shutil.which("bwrap")
+    no_bwrap = "install the package bubblewrap"
+    if abi and bwrap is not None:
+        own_user = os.geteuid() != 0
+        command = _bubblewrap(bwrap, own_user)
+        said = _trial(command)
+        if not said:
+            return Isolation("A", seccomp, tuple(command), own_user, abi)
+        no_bwrap = f"it does not start here: {said}"
+    said = _trial([])
+    if said:
+        return Isolation("none", missing=f"a process cannot confine itself here: {said}; use a Linux kernel with seccomp")
     if not abi:
-        return Isolation("C", missing="it needs Linux 5.13 with landlock among its security modules")
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        return Isolation("B", landlock_abi=abi, missing="install the package bubblewrap")
-    own_user = os.geteuid() != 0
-    command = _bubblewrap(bwrap, own_user)
+        return Isolation("C", seccomp, missing="it needs Linux 5.13 with landlock among its security modules")
+    return Isolation("B", seccomp, landlock_abi=abi, missing=no_bwrap)
+
+
+def _trial(command: list[str]) -> str:
+    """Why a process started with `command` cannot confine itself; nothing if it can."""
     try:
         trial = subprocess.run(
-            [*command, sys.executable, "-I", "-c", "import landlockpy, os; os.stat('/proc/self/statm')"],
-            env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+            [*command, sys.executable, "-P", "-s", "-c", _TRIAL, str(Path(__file__).parent)],
+            env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Isolation("B", landlock_abi=abi, missing=f"it does not start here: {error}")
-    if trial.returncode != 0:
-        said = trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"]
-        return Isolation("B", landlock_abi=abi, missing=f"it does not start here: {said[-1]}")
-    return Isolation("A", tuple(command), own_user, abi)
+        return str(error)
+    if trial.stdout == "confined\n":
+        return ""
+    return (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
 
 
 def tier() -> str:
@@ -135,4 +156,4 @@ def _bubblewrap(bwrap: str, own_user: bool) -> list[str]:
             result += ["--cap-add", capability]
     for path in dict.fromkeys(shown):
         result += ["--ro-bind-try", path, path]
-    return [*result, "--proc", "/proc", "--chdir", "/"]
+    return [*result, "--proc", "/proc", "--dev-bind", "/dev/null", "/dev/null", "--chdir", "/"]

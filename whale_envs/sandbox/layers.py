@@ -59,13 +59,14 @@ class _Program(ctypes.Structure):
 class Confinement:
     """The layers, made ready once (some 30 ms) so that each forked child puts them on in well under a millisecond.
 
-    `landlock_abi` is the kernel's Landlock version, 0 where it has none. Raises `ConfinementError` where seccomp is
-    missing, since nothing else keeps the rest of the kernel away.
+    `program` is what `compile_filter` gave, if that is at hand; `landlock_abi` is the kernel's Landlock version, 0 where
+    it has none. Raises `ConfinementError` where seccomp is missing, since nothing else keeps the kernel away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: bytes | None = None) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._program = compile_filter()
+        self._mapped = mapped_bytes()
+        self._program = program or compile_filter()
         self._ruleset: landlockpy.Ruleset | None = None
         self.landlock_abi = landlock_abi()
         if self.landlock_abi:
@@ -79,7 +80,7 @@ class Confinement:
 
         Args:
             keep: file descriptors that stay open; all others are closed.
-            memory_mb: address space in MiB beyond what the process has mapped already.
+            memory_mb: address space in MiB beyond what was mapped when this object was made.
             cpu_seconds: processor time in seconds from the process's start, summed over threads; then SIGKILL.
             own_user: the process is alone (with its siblings) in a user namespace, so that its threads can be counted.
             parent: process id of the parent with which this process must die, if any.
@@ -88,7 +89,8 @@ class Confinement:
             ConfinementError: a layer could not be put in place.
         """
         try:
-            limit(set(keep) | ({self._ruleset.fileno()} if self._ruleset else set()), memory_mb, cpu_seconds)
+            kept = set(keep) | ({self._ruleset.fileno()} if self._ruleset else set())
+            limit(kept, self._mapped + (memory_mb << 20), cpu_seconds)
             if _drop_user() or own_user:
                 resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
             if parent is not None:  # after the change of user, which would clear it
@@ -174,15 +176,18 @@ def _close_all_but(keep: Collection[int]) -> None:
     os.closerange(start, min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 20))
 
 
-def limit(keep: Collection[int], memory_mb: int, cpu_seconds: int) -> None:
+def mapped_bytes() -> int:
+    """The address space that this process has mapped."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
+
+
+def limit(keep: Collection[int], address_space: int, cpu_seconds: int) -> None:
     """The part of the layers that contains accidents only: descriptors closed but `keep`, resource limits."""
     _close_all_but(keep)
-    with open("/proc/self/statm") as file:
-        mapped = int(file.read().split()[0]) * mmap.PAGESIZE
-    space = mapped + (memory_mb << 20)
     for what, value in (
         (resource.RLIMIT_CPU, cpu_seconds),  # soft = hard: a handler for SIGXCPU would never be reached
-        (resource.RLIMIT_AS, space),
+        (resource.RLIMIT_AS, address_space),
         (resource.RLIMIT_NOFILE, DESCRIPTORS),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),

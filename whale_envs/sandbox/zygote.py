@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from archive import Archive  # noqa: E402
-from layers import Confinement, ConfinementError, limit  # noqa: E402
+from layers import Confinement, ConfinementError, limit, mapped_bytes  # noqa: E402
 from runner import run  # noqa: E402
 
 del sys.path[0]
@@ -41,9 +41,10 @@ EXITED = struct.Struct("<cid")
 class Zygote:
     """The loop: fork on a datagram, reap on a child's end, leave when the parent is gone."""
 
-    def __init__(self, own_user: bool, unsafe: bool) -> None:
+    def __init__(self, own_user: bool, seccomp: bytes) -> None:
         self.own_user = own_user
-        self.confinement = None if unsafe else Confinement()
+        self.confinement = Confinement(seccomp) if seccomp else None  # None: the user said --unsafe
+        self.mapped = mapped_bytes()
         self.control = socket.socket(fileno=CONTROL)
         self.poller = select.poll()
         self.poller.register(CONTROL, select.POLLIN)
@@ -96,7 +97,7 @@ class Zygote:
             os.dup2(err, 2)
             if self.confinement is None:
                 os.setsid()
-                limit({source, status, 0, 1, 2}, job["memory_mb"], job["cpu_seconds"])
+                limit({source, status, 0, 1, 2}, self.mapped + (job["memory_mb"] << 20), job["cpu_seconds"])
             else:
                 keep = {source, status, 0, 1, 2}
                 self.confinement.apply(keep, job["memory_mb"], job["cpu_seconds"], self.own_user, parent)
@@ -143,10 +144,13 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     os.closerange(5, 1 << 16)
     os.chdir("/")
-    zygote = Zygote(config["own_user"], config["unsafe"])
     for name in config["preload"]:
         importlib.import_module(name)
-    sys.meta_path[:] = [*sys.meta_path[:2], Archive(config["packages"])]  # built-in and frozen modules stay
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(0)  # as `runner` does with `random`
+    archive = Archive(config["packages"])
+    zygote = Zygote(config["own_user"], bytes.fromhex(config["seccomp"]))
+    sys.meta_path[:] = [*sys.meta_path[:2], archive]  # built-in and frozen modules stay
     sys.path[:] = []
     sys.path_importer_cache.clear()
     sys.argv[:] = [""]

@@ -18,12 +18,20 @@ _STANDARD = (
     "csv pickle ast inspect types abc traceback warnings secrets uuid _uuid _queue _lsprof cProfile logging "
     "encodings.idna encodings.ascii encodings.latin_1 encodings.utf_16 timeit zoneinfo"
 ).split()
-_SCIENCE = (*_STANDARD, "numpy", "numpy.linalg", "numpy.fft", "numpy.random", "numpy.polynomial", "sympy")
+#: What sympy imports inside its functions (solve, integrate, lambdify, ...), which would cost each job up to a second.
+_SCIENCE = (
+    *_STANDARD,
+    *"numpy numpy.linalg numpy.fft numpy.random numpy.polynomial numpy.f2py numpy.testing numpy.char numpy.rec".split(),
+    *"numpy.strings numpy.ma numpy.typing numpy.ctypeslib numpy.core sympy sympy.assumptions.wrapper".split(),
+    *"sympy.combinatorics sympy.physics.units.systems sympy.sets.setexpr sympy.sets.handlers.functions".split(),
+    *"sympy.sets.handlers.issubset sympy.tensor.tensor sympy.integrals.heurisch sympy.integrals.risch".split(),
+    *"sympy.integrals.manualintegrate sympy.codegen.ast sympy.stats sympy.abc".split(),
+)
 _PACKAGES = ("numpy", "sympy", "mpmath")
 
 #: Two zygotes, since a fork with sympy loaded takes longer; each starts when first needed.
 _plain = Pool(_STANDARD, _PACKAGES)
-_science = Pool(_SCIENCE, _PACKAGES)
+_science = Pool(_SCIENCE, _PACKAGES, huge_pages=True)
 
 
 def run_python(code: str, timeout: float = 30, memory_mb: int = 1024) -> ExecResult:
