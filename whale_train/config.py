@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from whale_envs.domains import DOMAINS
 from whale_envs.errors import UserError, unknown
+from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Job:
         if self.seed < 0:
             raise UserError(f"--seed {self.seed}: expected 0 or more")
 
+    def start(self) -> Harness:
+        """The harness to start from. One that does not ship runs jailed, since nobody here has read it."""
+        return load_harness(self.harness, self.domain, trusted=self.harness in seed_names(self.domain))
+
     @property
     def folder(self) -> Path:
         """Where the run goes."""
@@ -74,7 +79,24 @@ class Job:
 
 
 @dataclass(frozen=True)
-class WeightOptions(Job):
+class ArmOptions(Job):
+    """What the commands take that run arms and then test them."""
+
+    #: The arms that the command runs (see `whale_train.schedules`), the one that it is about first.
+    arms: ClassVar[tuple[str, ...]] = ()
+
+    repeats: int = 8
+    """Episodes for each test task."""
+    limit: int | None = None
+    """Use the first so many test tasks only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("repeats", "limit")
+
+
+@dataclass(frozen=True)
+class WeightOptions(ArmOptions):
     """How weights are trained. The defaults suit the bundled models; the paper's are 256 prompts, minibatches of 64
     and a learning rate of 1e-7 to 1e-6."""
 
@@ -106,7 +128,7 @@ class WeightOptions(Job):
 
 
 @dataclass(frozen=True)
-class SearchOptions(Job):
+class SearchOptions(ArmOptions):
     """How a harness is searched for. The paper evaluates on 256 tasks."""
 
     proposer: str = "mutation"
@@ -137,15 +159,14 @@ class RunConfig(WeightOptions, SearchOptions):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
+    arms: ClassVar[tuple[str, ...]] = ("whale", "weights-only", "harness-only")
 
     cycles: int = 3
     """How often a weight phase and a harness phase follow each other."""
-    repeats: int = 8
-    """Episodes for each test task."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("cycles", "repeats")
+        self._positive("cycles")
 
 
 @dataclass(frozen=True)
@@ -153,15 +174,7 @@ class TrainConfig(WeightOptions):
     """Train the weights under one harness: online rejection-sampling fine-tuning."""
 
     kind: ClassVar[str] = "train"
-
-    repeats: int = 8
-    """Episodes for each test task."""
-    limit: int | None = None
-    """Use the first so many test tasks only."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._positive("repeats", "limit")
+    arms: ClassVar[tuple[str, ...]] = ("weights-only",)
 
 
 @dataclass(frozen=True)
@@ -169,15 +182,7 @@ class SearchConfig(SearchOptions):
     """Search for a better harness under fixed weights."""
 
     kind: ClassVar[str] = "search"
-
-    repeats: int = 8
-    """Episodes for each test task."""
-    limit: int | None = None
-    """Use the first so many test tasks only."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._positive("repeats", "limit")
+    arms: ClassVar[tuple[str, ...]] = ("harness-only",)
 
 
 @dataclass(frozen=True)

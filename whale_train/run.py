@@ -1,8 +1,8 @@
-"""`whale run`: the arms side by side on one budget, then the sealed test set, then the report.
+"""`whale run`, `train` and `search`: the arms side by side, then the sealed test set, then the report.
 
-    runs/<name>/run.json, result.json, report.html, report.png
-                arms/<arm>/{state.json, ledger.jsonl, curve.jsonl, progress.json, weights/, archive/}
-                test/<weights>-<harness>/    one evaluation, shared by the arms that pass through it
+runs/<name>/run.json, result.json, report.html, report.png
+            arms/<arm>/{state.json, ledger.jsonl, curve.jsonl, progress.json, weights/, archive/}
+            test/<weights>-<harness>/    one evaluation, shared by the arms that pass through it
 """
 
 from __future__ import annotations
@@ -14,58 +14,70 @@ from typing import Any
 
 import msgspec
 
-from whale_envs import load_domain, load_harness, sandbox
+from whale_envs import load_domain, sandbox
 from whale_envs.episode import write_atomic
-from whale_train.config import RunConfig
+from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, evaluate, load_evaluation
 from whale_train.ledger import Ledger, Spent
+from whale_train.meta_harness.archive import Score
+from whale_train.meta_harness.evaluate import score_shadow
 from whale_train.policies.load import load_policy
 from whale_train.pool import Pool, pool
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
-from whale_train.schedules import ARMS, planned_rollouts
-from whale_train.whale import Snapshot, costs, harness_of, model_of, phases, run_arm, snapshots
+from whale_train.schedules import planned_rollouts
+from whale_train.whale import Experiment, Snapshot, costs, harness_of, model_of, phases, run_arm, snapshots
 
 
-def run(config: RunConfig) -> Path:
+def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
     config = config.resolved()
     domain = load_domain(config.domain, config.dataset)
     hashes = {
-        "harness": load_harness(config.harness, config.domain).hash,
+        "harness": config.start().hash,
         "data": "-".join(domain.splits[s].hash for s in ("weight", "harness", "test")),
         "weights": load_policy(config.policy, config.domain).weights_hash,
     }
     with RunFolder(config, hashes, sandbox.tier()) as folder:
         began = time.time()
-        _run_arms(config, folder.path)
-        finals = {arm: _write_curve(config, folder.path, arm) for arm in ARMS}
-        start, end = finals["whale"]
+        shadow = _run_arms(config, folder.path)
+        finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
+        start, end = finals[config.arms[0]]
         result: dict[str, Any] = {
             "initial": start.summary(),
             "final": end.summary(),
             "arms": {arm: last.summary() for arm, (_, last) in finals.items()},
-            "rollouts": _ledger(folder.path, "whale").rollouts(),
+            "rollouts": _ledger(folder.path, config.arms[0]).rollouts(),
             "seconds": round(time.time() - began, 1),
         }
+        if shadow is not None:
+            half = 1.96 * shadow.se
+            ci95 = [max(0.0, shadow.mean - half), min(1.0, shadow.mean + half)]
+            result["shadow"] = {"mean@1": shadow.mean, "ci95": ci95, "tasks": shadow.n}
         folder.write_result(**result)
         write_report(folder.path)
         return folder.path
 
 
-def _run_arms(config: RunConfig, folder: Path) -> None:
-    """The arms, and after each one the tests of its snapshots, on all cores."""
-    progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in ARMS}
-    with Display(list(ARMS)) as display, pool(min(len(ARMS), os.cpu_count() or 1), config.unsafe) as workers:
+def _run_arms(config: Experiment, folder: Path) -> Score | None:
+    """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow score."""
+    progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in config.arms}
+    shadow: list[Score] = []
+    workers_wanted = min(os.cpu_count() or 1, max(2, len(config.arms)))
+    with Display(list(config.arms)) as display, pool(workers_wanted, config.unsafe) as workers:
         asked: set[str] = set()
-        for arm in ARMS:
+        for arm in config.arms:
             workers.submit(_play_arm, config, arm, then=lambda _, arm=arm: _ask_tests(config, arm, workers, asked))
         workers.run(between=lambda: display.follow(progress))
+        if isinstance(config, SearchConfig):
+            workers.submit(_shadow, config, then=shadow.append)
+            workers.run(between=lambda: display.follow(progress))
         display.follow(progress)
+    return shadow[0] if shadow else None
 
 
-def _ask_tests(config: RunConfig, arm: str, workers: Pool, asked: set[str]) -> None:
+def _ask_tests(config: Experiment, arm: str, workers: Pool, asked: set[str]) -> None:
     """Queue the test of each snapshot of an arm that has ended; its choices are made, so the seal may be broken."""
     for number, snapshot in enumerate(snapshots(_arm_folder(config.folder, arm))):
         name = test_name(snapshot)
@@ -79,15 +91,17 @@ def test_name(snapshot: Snapshot) -> str:
     return f"{snapshot.weights}-{snapshot.harness}"
 
 
-def _play_arm(config: RunConfig, arm: str) -> None:
+def _play_arm(config: Experiment, arm: str) -> None:
     """A worker's job: one arm."""
     folder = _arm_folder(config.folder, arm)
     domain = load_domain(config.domain, config.dataset)
     total = planned_rollouts(phases(config, arm, domain), costs(config, domain))
-    run_arm(config, arm, folder, FileProgress(folder / "progress.json", total, Ledger(folder / "ledger.jsonl").rollouts()))
+    run_arm(
+        config, arm, folder, FileProgress(folder / "progress.json", total, Ledger(folder / "ledger.jsonl").rollouts())
+    )
 
 
-def _test(config: RunConfig, arm: str, number: int) -> None:
+def _test(config: Experiment, arm: str, number: int) -> None:
     """A worker's job: the test of one snapshot."""
     folder = _arm_folder(config.folder, arm)
     snapshot = snapshots(folder)[number]
@@ -99,21 +113,37 @@ def _test(config: RunConfig, arm: str, number: int) -> None:
         harness_of(config, folder, snapshot),
         "test",
         config.repeats,
-        seed=config.seed,
+        config.limit,
+        config.seed,
         progress=FileProgress(folder / "progress.json"),
         folder=config.folder / "test" / test_name(snapshot),
         phase=f"testing {snapshot.phase}",
     )
 
 
-def _write_curve(config: RunConfig, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
+def _shadow(config: SearchConfig) -> Score:
+    """A worker's job: the accepted harness of a search on the tasks that no proposer sees."""
+    (arm,) = config.arms
+    folder = _arm_folder(config.folder, arm)
+    last = snapshots(folder)[-1]
+    domain, ledger = load_domain(config.domain, config.dataset), Ledger(folder / "ledger.jsonl")
+    policy, harness = load_policy(model_of(config, folder, last), config.domain), harness_of(config, folder, last)
+    progress = FileProgress(folder / "progress.json")
+    share, seed = config.search.shadow, config.seed
+    return score_shadow(policy, domain, harness, share, seed, ledger, progress, last.phase, config.folder / "shadow")
+
+
+def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
     """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
     path = _arm_folder(folder, arm)
     done = snapshots(path)
     tests = [load_evaluation(folder / "test" / test_name(s)) for s in done]
     found = [t for t in tests if t is not None]
     assert len(found) == len(done)
-    lines = [msgspec.json.encode(msgspec.structs.asdict(s) | t.summary() | {"test": test_name(s)}) for s, t in zip(done, found, strict=True)]
+    lines = [
+        msgspec.json.encode(msgspec.structs.asdict(s) | t.summary() | {"test": test_name(s)})
+        for s, t in zip(done, found, strict=True)
+    ]
     write_atomic(path / "curve.jsonl", b"".join(line + b"\n" for line in lines))
     write_atomic(path / "harness.py", harness_of(config, path, done[-1]).source.encode())
     ledger = _ledger(folder, arm)

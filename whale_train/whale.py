@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from whale_envs import Domain, Harness, load_domain, load_harness
+from whale_envs import Domain, Harness, load_domain
 from whale_envs.episode import write_atomic
-from whale_train.config import RunConfig
+from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
@@ -24,6 +24,9 @@ from whale_train.policies.load import load_policy
 from whale_train.progress import Progress
 from whale_train.rsft.phase import weight_phase
 from whale_train.schedules import Costs, Phase, schedule
+
+#: What `run_arm` runs; a `TrainConfig` or `SearchConfig` is an arm with one phase.
+Experiment = RunConfig | TrainConfig | SearchConfig
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -39,19 +42,24 @@ class Snapshot(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-def costs(config: RunConfig, domain: Domain) -> Costs:
-    """What the units of work of a run cost in rollouts."""
-    tasks, _ = split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)
-    return Costs(
-        step=config.weights.prompts * config.weights.group,
-        baseline=len(tasks),
-        round=config.search.candidates * len(tasks),
-    )
+def costs(config: Experiment, domain: Domain) -> Costs:
+    """What the units of work of a run cost in rollouts; 0 for one that its command does not do."""
+    step = baseline = candidates = 0
+    if isinstance(config, WeightOptions):
+        step = config.weights.prompts * config.weights.group
+    if isinstance(config, SearchOptions):
+        tasks, _ = split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)
+        baseline, candidates = len(tasks), config.search.candidates
+    return Costs(step=step, baseline=baseline, round=candidates * baseline)
 
 
-def phases(config: RunConfig, arm: str, domain: Domain) -> list[Phase]:
+def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
     """The phases of an arm of a run."""
+    if isinstance(config, SearchConfig):
+        return [Phase(1, "harness", config.rounds)]
     steps = max(1, round(config.epochs * len(domain.splits.weight) / config.weights.prompts))
+    if isinstance(config, TrainConfig):
+        return [Phase(1, "weights", steps)]
     return schedule(arm, steps, config.rounds, config.cycles, costs(config, domain))
 
 
@@ -61,25 +69,29 @@ def snapshots(folder: Path) -> list[Snapshot]:
     return msgspec.json.decode(path.read_bytes(), type=list[Snapshot]) if path.exists() else []
 
 
-def model_of(config: RunConfig, folder: Path, snapshot: Snapshot) -> str:
+def model_of(config: Experiment, folder: Path, snapshot: Snapshot) -> str:
     """The policy of a snapshot, as `load_policy` takes it."""
     return f"hf:{folder / snapshot.model}" if snapshot.model else config.policy
 
 
-def harness_of(config: RunConfig, folder: Path, snapshot: Snapshot) -> Harness:
+def harness_of(config: Experiment, folder: Path, snapshot: Snapshot) -> Harness:
     """The harness of a snapshot: the one that the run started from, or one of the arm's archive."""
-    start = load_harness(config.harness, config.domain)
-    return start if snapshot.harness == start.hash else Archive(folder / "archive", config.domain).harness(snapshot.harness)
+    start = config.start()
+    return (
+        start
+        if snapshot.harness == start.hash
+        else Archive(folder / "archive", config.domain).harness(snapshot.harness)
+    )
 
 
-def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> None:
+def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> None:
     """Run an arm to its end, from wherever it stands."""
     domain = load_domain(config.domain, config.dataset)
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
-    proposer = load_proposer(config.proposer)
+    proposer = load_proposer(config.proposer) if isinstance(config, SearchOptions) else None
     done = snapshots(folder)
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
-    harness = harness_of(config, folder, done[-1]) if done else load_harness(config.harness, domain.name)
+    harness = harness_of(config, folder, done[-1]) if done else config.start()
     if not done:
         done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
         _save(folder, done)
@@ -88,14 +100,20 @@ def run_arm(config: RunConfig, arm: str, folder: Path, progress: Progress) -> No
             continue
         model = done[-1].model
         if phase.kind == "weights":
+            assert isinstance(config, WeightOptions)
             out, start = folder / "weights" / f"{number:02d}", folder / model if model else None
             settings = replace(config.weights, steps=phase.amount)
-            last = weight_phase(policy, domain, harness, settings, out, ledger, progress, config.seed, phase.name, start)
+            last = weight_phase(
+                policy, domain, harness, settings, out, ledger, progress, config.seed, phase.name, start
+            )
             model = str(last.relative_to(folder))
         else:
+            assert isinstance(config, SearchOptions) and proposer is not None
             # the run's seed in each phase: what was scored under the same weights before is not played again
             search_settings = replace(config.search, rounds=phase.amount)
-            harness = search(policy, domain, harness, search_settings, archive, proposer, ledger, progress, config.seed, phase.name)
+            harness = search(
+                policy, domain, harness, search_settings, archive, proposer, ledger, progress, config.seed, phase.name
+            )
         done.append(
             Snapshot(phase.name, phase.cycle, phase.kind, ledger.rollouts(), harness.hash, policy.weights_hash, model)
         )
