@@ -107,13 +107,7 @@ def _execute(command: Command) -> int:
         return 0
     from whale_train import commands
 
-    if isinstance(command, RunConfig):
-        return commands.run(command)
-    if isinstance(command, TrainConfig):
-        return commands.train(command)
-    if isinstance(command, SearchConfig):
-        return commands.search(command)
-    return commands.evaluate(command)
+    return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)
 
 
 def _fail(line: str, code: int) -> int:
