@@ -17,12 +17,14 @@ from typing import Any
 
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import boxed
-from whale_envs.task import Splits, Task, TaskSet
+from whale_envs.task import SPLITS, Splits, Task, TaskSet
 from whale_envs.verifiers.math_answer import integer
 
 #: Column names, the first that a row has wins; matched without regard to case.
 PROBLEM_COLUMNS = ("problem", "question", "prompt", "query", "input")
-GOLD_COLUMNS = ("answer", "final_answer", "expected_answer", "ground_truth", "gold", "target", "reward_model", "solution")
+GOLD_COLUMNS = (
+    "answer", "final_answer", "expected_answer", "ground_truth", "gold", "target", "reward_model", "solution",
+)  # fmt: skip
 
 #: D_harness and D_test hold this many tasks each, as in the paper, or a quarter of a small file.
 HELD_OUT = 256
@@ -50,7 +52,8 @@ def load_math_file(path: str | Path) -> Splits:
     """
     tasks, dropped = read_problems(Path(path))
     if len(tasks) < 3:
-        raise UserError(f"{path} holds {len(tasks)} usable problems (dropped: {dropped}): expected at least 3, one a split")
+        found = f"{path} holds {len(tasks)} usable problems (dropped: {dropped})"
+        raise UserError(f"{found}: expected at least 3, one a split")
     return split(tasks, dropped, str(path))
 
 
@@ -86,13 +89,12 @@ def read_problems(path: Path) -> tuple[list[Task], dict[str, int]]:
 
 
 def split(tasks: list[Task], dropped: dict[str, int], name: str) -> Splits:
-    """Deal tasks to D_harness, D_test and D_weight in the order of their content's hash: the file's order is no matter."""
+    """Deal tasks to D_harness, D_test and D_weight in the order of their content's hash, not of the file."""
     held = min(HELD_OUT, max(1, len(tasks) // 4))
     dealt = sorted(tasks, key=lambda t: t.id)
     harness, test, weight = dealt[:held], dealt[held : 2 * held], dealt[2 * held :]
-    return Splits(
-        TaskSet(weight, f"{name} (weight)"), TaskSet(harness, f"{name} (harness)"), TaskSet(test, f"{name} (test)"), dropped
-    )
+    dealt_to = {"weight": weight, "harness": harness, "test": test}
+    return Splits(**{s: TaskSet(dealt_to[s], f"{name} ({s})") for s in SPLITS}, dropped=dropped)
 
 
 def task_id(key: str) -> str:
@@ -124,7 +126,8 @@ def _columns(line: str, where: str) -> tuple[str, str]:
     problem, gold = _first(by_name, PROBLEM_COLUMNS), _first(by_name, GOLD_COLUMNS)
     if problem is None or gold is None:
         what, known = ("problem", PROBLEM_COLUMNS) if problem is None else ("answer", GOLD_COLUMNS)
-        raise UserError(f"{where} has no {what}: expected a column {', '.join(known)}; it has {', '.join(row) or 'none'}")
+        has = ", ".join(row) or "none"
+        raise UserError(f"{where} has no {what}: expected a column {', '.join(known)}; it has {has}")
     return _problem_text(problem[1], where), _gold_text(gold[1], gold[0], where)
 
 
@@ -139,6 +142,10 @@ def _problem_text(value: Any, where: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{where}: the problem is a JSON {type(value).__name__}: expected a string or chat messages")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: the problem holds half of a surrogate pair: write it in valid Unicode") from None
     wrapped = _WRAPPER.match(value)
     return (wrapped["problem"] if wrapped else value).strip()
 

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import add, floordiv, mod, mul, sub
 
 from whale_envs.data.math_files import content_key, task_id
 from whale_envs.task import SPLITS, Splits, Task, TaskSet
@@ -31,8 +32,14 @@ STEPS = (25, 45, 30)
 #: The longest value on the way.
 MAX_DIGITS = 9
 
-NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jade Kai Lena Milo Nora Omar Pia Quin Rosa Sam Tess Uma Vera Will Zoe".split()
-OBJECTS = "apples beads books cards coins cups eggs flags keys lamps mugs nails nuts pens pins plums rings shells stamps toys".split()
+NAMES = (
+    "Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jade", "Kai", "Lena", "Milo", "Nora", "Omar",
+    "Pia", "Quin", "Rosa", "Sam", "Tess", "Uma", "Vera", "Will", "Zoe",
+)  # fmt: skip
+OBJECTS = (
+    "apples", "beads", "books", "cards", "coins", "cups", "eggs", "flags", "keys", "lamps", "mugs", "nails", "nuts",
+    "pens", "pins", "plums", "rings", "shells", "stamps", "toys",
+)  # fmt: skip
 
 Pick = Callable[[random.Random], tuple[int, ...]]
 
@@ -41,19 +48,22 @@ Pick = Callable[[random.Random], tuple[int, ...]]
 class Clause:
     """One sentence of a problem and its line of code.
 
-    `{a}`, `{b}` are its numbers, `{n}`, `{m}` two names, `{o}` objects. `value` takes the running value (0 for a start)
-    and the numbers. `question`, if any, replaces the problem's question when the clause comes last; `last` says that
-    it must.
+    `{a}`, `{b}` are its numbers, which `pick` draws, `{n}`, `{m}` two names, `{o}` objects. `value` takes the numbers,
+    after the running value unless the clause is a start. A clause with a `question` of its own, in place of the
+    problem's, comes last.
     """
 
     name: str
     text: str
     code: str
-    pick: Pick
     value: Callable[..., int]
+    pick: Pick
     question: str = ""
-    last: bool = False
-    imports: str = ""
+
+    @property
+    def imports(self) -> str:
+        """The name that its code needs from `math`, if any."""
+        return self.name if self.name in ("gcd", "lcm") else ""
 
 
 def _ints(*ranges: tuple[int, int]) -> Pick:
@@ -78,50 +88,90 @@ def _even_shares(rng: random.Random) -> tuple[int, ...]:
     return (friends + 1) * rng.randint(101, 700), friends
 
 
+def _sum_range(first: int, last: int) -> int:
+    return sum(range(first, last + 1))
+
+
 def _common(rng: random.Random) -> tuple[int, ...]:
     factor = rng.randint(3, 40)
     return factor * rng.randint(3, 60), factor * rng.randint(3, 60)
 
 
 STORY_STARTS = (
-    Clause("boxes", "{n} has {a} boxes of {b} {o}.", "x={a}*{b}", _ints((21, 199), (21, 199)), lambda x, a, b: a * b),
-    Clause("both", "{n} has {a} {o} and {m} has {b}; they put them together.", "x={a}+{b}", _ints((101, 9999), (101, 9999)), lambda x, a, b: a + b),
-    Clause("sold", "{n} had {a} {o} and sold {b} of them.", "x={a}-{b}", _falling, lambda x, a, b: a - b),
-    Clause("daily", "{n} makes {a} {o} a day for {b} days.", "x={a}*{b}", _ints((41, 600), (14, 90)), lambda x, a, b: a * b),
-    Clause("rows", "{n} lays {a} {o} in the first row, one more in each next row, and {b} in the last.", "x=sum(range({a},{b}+1))", _rising(2, 190), lambda x, a, b: sum(range(a, b + 1))),
-    Clause("shared", "{n} shares {a} {o} evenly with {b} friends and keeps one share.", "x={a}//({b}+1)", _even_shares, lambda x, a, b: a // (b + 1)),
-)  # fmt: skip
+    Clause("boxes", "{n} has {a} boxes of {b} {o}.", "x={a}*{b}", mul, _ints((21, 199), (21, 199))),
+    Clause(
+        "both",
+        "{n} has {a} {o} and {m} has {b}; they put them together.",
+        "x={a}+{b}",
+        add,
+        _ints((101, 9999), (101, 9999)),
+    ),
+    Clause("sold", "{n} had {a} {o} and sold {b} of them.", "x={a}-{b}", sub, _falling),
+    Clause("daily", "{n} makes {a} {o} a day for {b} days.", "x={a}*{b}", mul, _ints((41, 600), (14, 90))),
+    Clause(
+        "rows",
+        "{n} lays {a} {o} in the first row, one more in each next row, and {b} in the last.",
+        "x=sum(range({a},{b}+1))",
+        _sum_range,
+        _rising(2, 190),
+    ),
+    Clause(
+        "shared",
+        "{n} shares {a} {o} evenly with {b} friends and keeps one share.",
+        "x={a}//({b}+1)",
+        lambda a, b: a // (b + 1),
+        _even_shares,
+    ),
+)
 STORY_CHANGES = (
-    Clause("brings", "{m} brings {a} more.", "x+={a}", _ints((11, 999)), lambda x, a: x + a),
-    Clause("finds", "Then {n} finds {a} under the bed.", "x+={a}", _ints((5, 99)), lambda x, a: x + a),
-    Clause("breaks", "Then {a} of them break.", "x-={a}", _ints((3, 60)), lambda x, a: x - a),
-    Clause("gives", "{n} gives {a} of them to {m}.", "x-={a}", _ints((3, 60)), lambda x, a: x - a),
-    Clause("doubles", "Their number doubles.", "x*=2", _ints(), lambda x: x * 2),
-    Clause("triples", "Their number triples.", "x*=3", _ints(), lambda x: x * 3),
-    Clause("half", "A fire takes half of them, rounded up.", "x//=2", _ints(), lambda x: x // 2),
-    Clause("price", "Each is sold for {a} cents.", "x*={a}", _ints((12, 99)), lambda x, a: x * a, "How many cents is that?", True),
-    Clause("bags", "They are packed in bags of {a}.", "x//={a}", _ints((3, 25)), lambda x, a: x // a, "How many bags are full?", True),
-    Clause("left", "They are packed in bags of {a}.", "x%={a}", _ints((7, 60)), lambda x, a: x % a, "How many are left over?", True),
-)  # fmt: skip
+    Clause("brings", "{m} brings {a} more.", "x+={a}", add, _ints((11, 999))),
+    Clause("finds", "Then {n} finds {a} under the bed.", "x+={a}", add, _ints((5, 99))),
+    Clause("breaks", "Then {a} of them break.", "x-={a}", sub, _ints((3, 60))),
+    Clause("gives", "{n} gives {a} of them to {m}.", "x-={a}", sub, _ints((3, 60))),
+    Clause("doubles", "Their number doubles.", "x*=2", lambda x: x * 2, _ints()),
+    Clause("triples", "Their number triples.", "x*=3", lambda x: x * 3, _ints()),
+    Clause("half", "A fire takes half of them, rounded up.", "x//=2", lambda x: x // 2, _ints()),
+    Clause("price", "Each is sold for {a} cents.", "x*={a}", mul, _ints((12, 99)), "How many cents is that?"),
+    Clause("bags", "They are packed in bags of {a}.", "x//={a}", floordiv, _ints((3, 25)), "How many bags are full?"),
+    Clause("left", "They are packed in bags of {a}.", "x%={a}", mod, _ints((7, 60)), "How many are left over?"),
+)
 NUMBER_STARTS = (
-    Clause("product", "Multiply {a} by {b}.", "x={a}*{b}", _ints((21, 999), (21, 999)), lambda x, a, b: a * b),
-    Clause("gcd", "Take the greatest common divisor of {a} and {b}.", "x=gcd({a},{b})", _common, lambda x, a, b: math.gcd(a, b), imports="gcd"),
-    Clause("lcm", "Take the least common multiple of {a} and {b}.", "x=lcm({a},{b})", _ints((12, 99), (12, 99)), lambda x, a, b: math.lcm(a, b), imports="lcm"),
-    Clause("range", "Add up all integers from {a} to {b}.", "x=sum(range({a},{b}+1))", _rising(11, 250), lambda x, a, b: sum(range(a, b + 1))),
-    Clause("power", "Raise {a} to the power {b}.", "x={a}**{b}", _ints((3, 21), (2, 5)), lambda x, a, b: a**b),
-    Clause("digits", "Multiply {a} by {b} and add up the digits of the product.", "x=sum(map(int,str({a}*{b})))", _ints((101, 999), (101, 999)), lambda x, a, b: sum(map(int, str(a * b)))),
-    Clause("multiples", "Count the positive multiples of {a} up to {b}.", "x={b}//{a}", _ints((3, 19), (200, 9999)), lambda x, a, b: b // a),
-    Clause("binary", "Count the ones of {a} in binary.", "x=bin({a}).count('1')", _ints((33, 9999)), lambda x, a: a.bit_count()),
-)  # fmt: skip
+    Clause("product", "Multiply {a} by {b}.", "x={a}*{b}", mul, _ints((21, 999), (21, 999))),
+    Clause("gcd", "Take the greatest common divisor of {a} and {b}.", "x=gcd({a},{b})", math.gcd, _common),
+    Clause(
+        "lcm", "Take the least common multiple of {a} and {b}.", "x=lcm({a},{b})", math.lcm, _ints((12, 99), (12, 99))
+    ),
+    Clause("range", "Add up all integers from {a} to {b}.", "x=sum(range({a},{b}+1))", _sum_range, _rising(11, 250)),
+    Clause("power", "Raise {a} to the power {b}.", "x={a}**{b}", pow, _ints((3, 21), (2, 5))),
+    Clause(
+        "digits",
+        "Multiply {a} by {b} and add up the digits of the product.",
+        "x=sum(map(int,str({a}*{b})))",
+        lambda a, b: sum(map(int, str(a * b))),
+        _ints((101, 999), (101, 999)),
+    ),
+    Clause(
+        "multiples",
+        "Count the positive multiples of {a} up to {b}.",
+        "x={b}//{a}",
+        lambda a, b: b // a,
+        _ints((3, 19), (200, 9999)),
+    ),
+    Clause("binary", "Count the ones of {a} in binary.", "x=bin({a}).count('1')", int.bit_count, _ints((33, 9999))),
+)
 NUMBER_CHANGES = (
-    Clause("add", "Add {a}.", "x+={a}", _ints((11, 9999)), lambda x, a: x + a),
-    Clause("subtract", "Subtract {a}.", "x-={a}", _ints((11, 999)), lambda x, a: x - a),
-    Clause("times", "Multiply the result by {a}.", "x*={a}", _ints((3, 99)), lambda x, a: x * a),
-    Clause("divide", "Divide the result by {a}, dropping the rest.", "x//={a}", _ints((3, 40)), lambda x, a: x // a),
-    Clause("mod", "Take the remainder by {a}.", "x%={a}", _ints((7, 997)), lambda x, a: x % a),
-    Clause("square", "Square the result.", "x**=2", _ints(), lambda x: x * x),
-)  # fmt: skip
-GRAMMARS = ((STORY_STARTS, STORY_CHANGES, "How many {o} are there now?"), (NUMBER_STARTS, NUMBER_CHANGES, "What is the result?"))
+    Clause("add", "Add {a}.", "x+={a}", add, _ints((11, 9999))),
+    Clause("subtract", "Subtract {a}.", "x-={a}", sub, _ints((11, 999))),
+    Clause("times", "Multiply the result by {a}.", "x*={a}", mul, _ints((3, 99))),
+    Clause("divide", "Divide the result by {a}, dropping the rest.", "x//={a}", floordiv, _ints((3, 40))),
+    Clause("mod", "Take the remainder by {a}.", "x%={a}", mod, _ints((7, 997))),
+    Clause("square", "Square the result.", "x**=2", lambda x: x * x, _ints()),
+)
+#: (starts, changes, question): stories and plain arithmetic.
+GRAMMARS = (
+    (STORY_STARTS, STORY_CHANGES, "How many {o} are there now?"),
+    (NUMBER_STARTS, NUMBER_CHANGES, "What is the result?"),
+)
 
 
 @dataclass(frozen=True)
@@ -149,21 +199,13 @@ class Problem:
         return "\n".join([*(f"from math import {name}" for name in self.imports), *self.lines, "print(x)"])
 
 
-def owner(family: str) -> str:
-    """Who may use a family: "shared", or the one split that it is held out for."""
-    if family.count("/") == 0:
-        return "shared"
-    draw = int.from_bytes(hashlib.sha256(family.encode()).digest()[:4], "big") / 2**32
-    return "shared" if draw < SHARED else SPLITS[int((draw - SHARED) / (1 - SHARED) * len(SPLITS))]
-
-
 @functools.cache
 def families(whose: str, steps: int) -> tuple[tuple[int, tuple[Clause, ...]], ...]:
     """All (grammar, clauses) of so many steps that belong to `whose`."""
     found = []
     for grammar, (starts, changes, _) in enumerate(GRAMMARS):
         for clauses in itertools.product(starts, *[changes] * (steps - 1)):
-            ends_early = any(c.last for c in clauses[:-1])
+            ends_early = any(c.question for c in clauses[:-1])
             if not ends_early and len(set(clauses)) == steps and owner(clauses) == whose:
                 found.append((grammar, clauses))
     return tuple(found)
@@ -199,10 +241,10 @@ def _write(rng: random.Random, clauses: tuple[Clause, ...], question: str) -> Pr
     name, other = rng.sample(NAMES, 2)
     objects = rng.choice(OBJECTS)
     x, text, lines = 0, [], []
-    for clause in clauses:
+    for step, clause in enumerate(clauses):
         numbers = clause.pick(rng)
         slots = dict(zip("ab", numbers, strict=False), n=name, m=other, o=objects)
-        x = clause.value(x, *numbers)
+        x = clause.value(x, *numbers) if step else clause.value(*numbers)
         if not 0 <= x < 10**MAX_DIGITS:
             return None
         text.append(clause.text.format(**slots))
@@ -213,8 +255,8 @@ def _write(rng: random.Random, clauses: tuple[Clause, ...], question: str) -> Pr
 
 def mini_splits() -> Splits:
     """The shipped task sets, the same on every machine: 1,024 / 384 / 256 tasks, disjoint by content."""
-    sets = {split: TaskSet([_task(p, split) for p in problems], f"mini math ({split})") for split, problems in mini_problems().items()}
-    return Splits(**sets)
+    problems = mini_problems()
+    return Splits(**{s: TaskSet([_task(p, s) for p in problems[s]], f"mini math ({s})") for s in SPLITS})
 
 
 def mini_problems() -> dict[str, list[Problem]]:

@@ -46,7 +46,7 @@ class MathWorld(World):
         return score(answer, self._task.gold)
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
-        """Whether an answer was given, an integer, after code that ran; whether any code failed; whether a cap was hit."""
+        """Whether there is an answer, an integer; whether code ran, any code failed, a token cap was hit."""
         runs = [call.result.status for call in episode.tool_calls if call.name == "python"]
         return {
             "answer given": episode.answer is not None,
@@ -75,9 +75,11 @@ class MathCode(Domain):
     name = "math"
 
     def __init__(self, dataset: str | Splits | None = None, run_code: RunCode | None = None) -> None:
-        mini = dataset is None
-        self.splits = mini_splits() if dataset is None else dataset if isinstance(dataset, Splits) else load_math_file(dataset)
-        timeout = MINI_TIMEOUT if mini else TIMEOUT
+        if dataset is None:
+            self.splits = mini_splits()
+        else:
+            self.splits = load_math_file(dataset) if isinstance(dataset, str) else dataset
+        timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
         self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
 
     def world(self, task: Task) -> MathWorld:

@@ -57,7 +57,7 @@ REMINDERS = [
     "Give the final answer now.",
     "Try again.",
 ]
-SILENCES = ["Nothing was printed.", "No output.", "The program printed nothing. Use print().", "Nothing was found. Try again."]
+SILENCES = ["Nothing was printed.", "No output.", "The program printed nothing.", "Nothing was found. Try again."]
 #: Said in a system prompt, or at the end of the instruction, in a few harnesses.
 ADVICE = [
     "Think step by step.",
@@ -69,6 +69,10 @@ ADVICE = [
     "You are a careful assistant.",
     "Read everything that is shown.",
 ]
+#: Operations taken for another by mistake.
+SWAPS = {
+    "+=": "-=", "-=": "+=", "*=": "+=", "//=": "%=", "%=": "//=", "//": "*", "*": "+", "gcd": "lcm", "lcm": "gcd",
+}  # fmt: skip
 
 
 def variant(source: str, constants: dict[str, object]) -> str:
@@ -93,11 +97,13 @@ def harnesses(draw: random.Random, count: int) -> list[Harness]:
         else:
             constants |= {"TURNS": draw.randint(3, 6), "CHARACTERS": draw.choice([40, 100, 200])}
             if draw.random() < 0.6:
-                constants |= {"REMINDER": draw.choice(REMINDERS), "UNCHECKED": draw.choice(REMINDERS), "SILENT": draw.choice(SILENCES)}
+                constants |= {"REMINDER": draw.choice(REMINDERS), "UNCHECKED": draw.choice(REMINDERS)}
+                constants["SILENT"] = draw.choice(SILENCES)
         shipped = load_harness("h0" if i % 2 else "strong", "math")
         source = variant(shipped.source, constants)
         if draw.random() < 0.15:
-            source = source.replace("import boxed, ", "import boxed, system, ").replace("[user(f", f"[system({draw.choice(ADVICE)!r}), user(f")
+            source = source.replace("import boxed, ", "import boxed, system, ")
+            source = source.replace("[user(f", f"[system({draw.choice(ADVICE)!r}), user(f")
         found.append(Harness(source, "demonstration", trusted=True))
     return found
 
@@ -172,8 +178,7 @@ def wrong(problem: Problem, draw: random.Random) -> str:
     if kind == "step" and len(lines) > 1:
         del lines[max(at, 1)]
     elif kind == "operation":
-        swaps = {"+=": "-=", "-=": "+=", "*=": "+=", "//=": "%=", "%=": "//=", "//": "*", "*": "+", "gcd": "lcm", "lcm": "gcd"}
-        lines[at] = re.sub(r"//=|[-+*%]=|//|\*\*?|gcd|lcm", lambda m: swaps.get(m[0], "*"), lines[at], count=1)
+        lines[at] = re.sub(r"//=|[-+*%]=|//|\*\*?|gcd|lcm", lambda m: SWAPS.get(m[0], "*"), lines[at], count=1)
     elif re.search(r"\d", lines[at]):
         lines[at] = change_digit(lines[at], draw)
     imports = [f"from math import {n}" for n in ("gcd", "lcm") if any(n in line for line in lines)]
@@ -216,8 +221,9 @@ def fresh(draw: random.Random, count: int) -> dict[str, Problem]:
 
 def world(problems: dict[str, Problem]) -> MathCode:
     """The math domain over these problems, without the sandbox."""
-    tasks = TaskSet([Task(key, {"question": p.question}, str(p.answer)) for key, p in problems.items()], "demonstrations")
-    return MathCode(Splits(tasks, tasks, tasks), evaluate)
+    tasks = [Task(key, {"question": p.question}, str(p.answer)) for key, p in problems.items()]
+    everything = TaskSet(tasks, "demonstrations")
+    return MathCode(Splits(everything, everything, everything), evaluate)
 
 
 def play(env: HarnessEnv, task: str, expert: Expert) -> list[Message]:

@@ -1,6 +1,6 @@
-r"""Math h0, after the paper's: no system prompt, two turns, of a program's output the start of the last line, `\boxed{}`.
+r"""Math h0, after the paper's: no system prompt, two turns, the last printed line (its start), `\boxed{}`.
 
-A program that fails shows nothing, a reply with neither program nor answer ends the episode, and nothing is tried again.
+A program that fails shows nothing, a reply with neither program nor answer ends the episode, nothing is tried again.
 """
 
 from whale_envs.harness import boxed, tag, tool, user
