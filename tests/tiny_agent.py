@@ -13,10 +13,15 @@ from whale_train.policies.transformers import TransformersPolicy
 
 SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>", "<system>", "<tool>", "<unk>"]
 LETTERS = "abcdefgh"
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 ONE_TURN = Harness(
-    "def run(task, tools):\n    reply = yield [{'role': 'user', 'content': task.letter}]\n    return reply.text\n", "one", True
+    "def run(task, tools):\n    reply = yield [{'role': 'user', 'content': task.letter}]\n    return reply.text\n",
+    "one",
+    True,
 )
 #: asks twice, the second time with the first reply in its history
 TWO_TURNS = Harness(
@@ -94,8 +99,8 @@ class Echo(Domain):
 
     def __init__(self, tasks: int = 24) -> None:
         def made(split: str, n: int) -> TaskSet:
-            rows = [Task(f"{split}-{i}", {"letter": LETTERS[i % len(LETTERS)]}, LETTERS[i % len(LETTERS)]) for i in range(n)]
-            return TaskSet(rows, split)
+            letters = [LETTERS[i % len(LETTERS)] for i in range(n)]
+            return TaskSet([Task(f"{split}-{i}", {"letter": x}, x) for i, x in enumerate(letters)], split)
 
         self.splits = Splits(made("weight", tasks), made("harness", 4), made("test", 4))
 

@@ -68,7 +68,7 @@ def read_state(folder: Path) -> State:
     try:
         return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
     except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{folder} is no checkpoint of a weight phase ({error}): expected one that holds {STATE}") from None
+        raise UserError(f"{folder} is no checkpoint of a weight phase: expected {STATE} in it ({error})") from None
 
 
 def load(folder: Path, trainer: RSFTTrainer) -> State:

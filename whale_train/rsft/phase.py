@@ -26,7 +26,7 @@ from whale_train.rsft import checkpoint
 from whale_train.rsft.checkpoint import Place, State, StepRecord
 from whale_train.rsft.rows import fit, rows
 from whale_train.rsft.select import select, summarise
-from whale_train.rsft.trainer import RSFTTrainer, Update
+from whale_train.rsft.trainer import RSFTTrainer
 
 
 class TrainablePolicy(Policy, Protocol):

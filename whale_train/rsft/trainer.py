@@ -41,6 +41,16 @@ class Update(msgspec.Struct, frozen=True):
     lr: float
 
 
+def minibatches(rows: Sequence[Row], size: int, seed: int) -> list[list[Row]]:
+    """Rows shuffled by `seed` and cut in minibatches of `size` (the last may be smaller).
+
+    Within one, rows go by length, so that little of a micro-batch is padding; that changes no sum.
+    """
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    return [sorted(order[i : i + size], key=len) for i in range(0, len(order), size)]
+
+
 class RSFTTrainer(SFTTrainer):
     """TRL's `SFTTrainer` whose optimiser lives on from one set of rows to the next.
 
@@ -96,14 +106,11 @@ class RSFTTrainer(SFTTrainer):
     def step(self, rows: Sequence[Row], seed: int) -> Update:
         """Train one epoch on `rows` in minibatches, each one optimiser step; leaves the model in eval mode.
 
-        `seed` decides which rows share a minibatch, and dropout. Within a minibatch the rows are sorted by length,
-        so that little of a micro-batch is padding. Raises `UserError` when memory runs out or the loss or gradient
-        is not finite; the weights in memory are then not to be used.
+        `seed` decides which rows share a minibatch, and dropout. Raises `UserError` when memory runs out or the loss
+        or gradient is not finite; the weights in memory are then not to be used.
         """
-        order = list(rows)
-        random.Random(seed).shuffle(order)
-        size = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        batches = [sorted(order[i : i + size], key=len) for i in range(0, len(order), size)]
+        micro_batch = self.args.per_device_train_batch_size
+        batches = minibatches(rows, micro_batch * self.args.gradient_accumulation_steps, seed)
         self.train_dataset = [msgspec.structs.asdict(row) for batch in batches for row in batch]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -114,8 +121,8 @@ class RSFTTrainer(SFTTrainer):
                 if not _out_of_memory(error):
                     raise
                 raise UserError(
-                    f"out of memory on rows of up to {max(map(len, rows))} tokens, {self.args.per_device_train_batch_size} "
-                    "at a time: give a smaller micro_batch or max_row_tokens, then run the same command again"
+                    f"out of memory on {micro_batch} rows of up to {max(map(len, rows))} tokens at a time: give a "
+                    f"smaller {'micro_batch' if micro_batch > 1 else 'max_row_tokens'}, then run the same command again"
                 ) from error
             finally:
                 gc.unfreeze()
