@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from whale_envs import load_domain, sandbox
 from whale_train.config import EvalConfig, SearchOptions
-from whale_train.console import ConsoleProgress
+from whale_train.console import ConsoleProgress, quieten
 from whale_train.evaluate import Evaluation, evaluate
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.policies.load import load_policy
+from whale_train.preflight import preflight
 from whale_train.run import run
 from whale_train.run_folder import RunFolder
 from whale_train.whale import Experiment
@@ -34,6 +34,7 @@ def evaluation(config: EvalConfig) -> int:
     tasks = domain.splits[config.split]
     hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
     with RunFolder(config, hashes, sandbox.tier()) as folder:
+        preflight(policy, domain, harness)
         episodes = min(len(tasks), config.limit or len(tasks)) * config.repeats
         with ConsoleProgress(config.kind, episodes) as progress:
             found, _ = evaluate(
@@ -57,7 +58,7 @@ def evaluation(config: EvalConfig) -> int:
 def _prepare(unsafe: bool) -> None:
     if unsafe:
         sandbox.allow_unsafe()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    quieten()
 
 
 def _fields(found: Evaluation) -> dict[str, Any]:

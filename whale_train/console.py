@@ -215,3 +215,13 @@ def _left(shot: Snapshot) -> str:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left" if minutes >= 60 else f"{minutes}:{rest:02d} left"
+
+
+def quieten() -> None:
+    """Leave the screen to our own progress: no bars of transformers and datasets, no warnings but errors."""
+    import datasets
+    from transformers.utils import logging
+
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from whale_envs import DOMAINS, load_domain, sandbox
@@ -23,7 +24,7 @@ from whale_train.tiny import MODELS
 
 #: Free memory and disk that `whale run` with its defaults takes, in GB.
 MEMORY_GB, DISK_GB = 3, 2
-KEYS = {"ANTHROPIC_API_KEY": "the anthropic proposer", "OPENAI_API_KEY": "OpenAI-compatible endpoints"}
+KEYS = {"ANTHROPIC_API_KEY": "the anthropic proposer"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def doctor(out: Path) -> int:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     found = list(findings(out))
     for finding in found:
-        advice = f"\n[dim]{finding.advice}[/]" if finding.advice else ""
-        table.add_row(marks[finding.state], finding.what, finding.fact + advice)
+        advice = f"\n[dim]{escape(finding.advice)}[/]" if finding.advice else ""
+        table.add_row(marks[finding.state], finding.what, escape(finding.fact) + advice)
     Console(highlight=False, soft_wrap=True).print(table)
     return 1 if any(f.state == "broken" for f in found) else 0
 

@@ -72,7 +72,9 @@ def _begin(parent: int, unsafe: bool) -> None:
     import torch
 
     from whale_envs import sandbox
+    from whale_train.console import quieten
 
     torch.set_num_threads(1)
+    quieten()
     if unsafe:
         sandbox.allow_unsafe()

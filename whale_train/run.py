@@ -24,6 +24,7 @@ from whale_train.meta_harness.archive import Score
 from whale_train.meta_harness.evaluate import score_shadow
 from whale_train.policies.load import load_policy
 from whale_train.pool import Pool, pool
+from whale_train.preflight import preflight
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
 from whale_train.schedules import planned_rollouts
@@ -34,12 +35,14 @@ def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
     config = config.resolved()
     domain = load_domain(config.domain, config.dataset)
+    harness, policy = config.start(), load_policy(config.policy, config.domain)
     hashes = {
-        "harness": config.start().hash,
+        "harness": harness.hash,
         "data": "-".join(domain.splits[s].hash for s in ("weight", "harness", "test")),
-        "weights": load_policy(config.policy, config.domain).weights_hash,
+        "weights": policy.weights_hash,
     }
     with RunFolder(config, hashes, sandbox.tier()) as folder:
+        preflight(policy, domain, harness)
         began = time.time()
         shadow = _run_arms(config, folder.path)
         finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
