@@ -2,7 +2,7 @@
 
     archive.json                    the index: phase, accepted harness, every candidate with its scores
     rounds.jsonl                    one line a finished round: what was proposed, what came of it
-    proposals/<phase>-<round>.json  what the proposer handed in, as it was handed in
+    proposals/<phase>-<round>-<ask>.json  what the proposer handed in, as it was handed in
     candidates/<hash>/harness.py    the source
                       hypothesis.md what its author expected
                       parents.json  what it was made from, along which axes, and what the gate said
@@ -253,14 +253,14 @@ class Archive:
         self._index.phase, self._index.accepted = phase, accepted
         self._save()
 
-    def proposals(self, phase: str, round: int) -> Proposals | None:
-        """What was proposed in a round, if its proposer was heard."""
-        path = self._proposals(phase, round)
+    def proposals(self, phase: str, round: int, ask: int) -> Proposals | None:
+        """What was proposed when a round's proposer was asked for the `ask`-th time (from 0), if it was heard."""
+        path = self._proposals(phase, round, ask)
         return msgspec.json.decode(path.read_bytes(), type=Proposals) if path.exists() else None
 
-    def keep_proposals(self, phase: str, round: int, proposals: Proposals) -> None:
+    def keep_proposals(self, phase: str, round: int, ask: int, proposals: Proposals) -> None:
         """File what was proposed, so that a killed round goes on with it and not with others."""
-        write_atomic(self._proposals(phase, round), _pretty(proposals))
+        write_atomic(self._proposals(phase, round, ask), _pretty(proposals))
 
     def finish_round(self, done: Round) -> None:
         """File a finished round and what it accepted."""
@@ -269,8 +269,8 @@ class Archive:
         self._index.accepted = done.accepted
         self._save()
 
-    def _proposals(self, phase: str, round: int) -> Path:
-        return self.folder / "proposals" / f"{re.sub(r'[^A-Za-z0-9]+', '-', phase)}-{round}.json"
+    def _proposals(self, phase: str, round: int, ask: int) -> Path:
+        return self.folder / "proposals" / f"{re.sub(r'[^A-Za-z0-9]+', '-', phase)}-{round}-{ask}.json"
 
     def _save(self) -> None:
         write_atomic(self.folder / "archive.json", _pretty(self._index))

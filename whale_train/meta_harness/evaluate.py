@@ -117,7 +117,8 @@ def gate(
     It must parse, differ in its syntax tree from every archived candidate that was refused or has a score under `key`
     (but for what `born`, the unit at work, has filed: it may be resumed after a kill), and on the `recorded` tasks keep
     the contract twice: with the recorded replies, then with a model that says nothing. A harness that solves a task on
-    silence is refused too, since that answer is not the model's.
+    silence is refused too, since that answer is not the model's; and so is one that plays every episode of a parent
+    just as the parent did, since its score is known.
     """
     try:
         harness = Harness(proposal.source, name="candidate", trusted=False)
@@ -132,6 +133,10 @@ def gate(
             for replies in ([c.reply for c in episode.calls], []):
                 if refused := _plays(domain, harness, jail, episode, replies):
                     return refused
+        for parent in proposal.parents:
+            played = archive.episodes(parent, key) if parent in archive else []
+            if played and all(_same(domain, harness, jail, e) for e in played):
+                return f"it changes nothing in {len(played)} recorded episodes of {parent}"
     finally:
         jail.close()
     return ""
@@ -168,5 +173,20 @@ def _plays(domain: Domain, harness: Harness, jail: Jail, episode: Episode, repli
         if not replies and env.episode.score > 0.5:
             return f"it solves task {episode.task_id} though the model says nothing"
         return ""
+    finally:
+        env.close()
+
+
+def _same(domain: Domain, harness: Harness, jail: Jail, episode: Episode) -> bool:
+    """Whether a harness asks and answers as a recorded episode does, given that episode's replies."""
+    env = HarnessEnv(domain, harness=harness, split="harness", jail=jail)
+    try:
+        _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
+        for call in episode.calls:
+            ask = info["ask"]
+            if ask is None or list(ask.messages) != call.messages or ask.max_tokens != call.max_tokens:
+                return False
+            _, _, _, _, info = env.step(call.reply)
+        return env.done and env.episode is not None and env.episode.answer == episode.answer
     finally:
         env.close()

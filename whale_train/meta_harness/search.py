@@ -47,6 +47,7 @@ class SearchConfig:
         acceptance: "best" takes the highest mean in the archive under the current weights; "paired" replaces the
             accepted harness only on evidence, an exact one-sided sign test over the tasks that both played.
         level: the level of that test.
+        refills: how often a round asks for others in the place of candidates that the gate refused.
         retries: how often a proposer that fails is asked again.
         backoff: seconds before it is asked again, doubled each time.
     """
@@ -57,6 +58,7 @@ class SearchConfig:
     shadow: float = 0.25
     acceptance: Literal["best", "paired"] = "best"
     level: float = 0.1
+    refills: int = 2
     retries: int = 3
     backoff: float = 2.0
 
@@ -64,7 +66,7 @@ class SearchConfig:
         for name in ("candidates", "tasks"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: a search needs at least 1")
-        for name in ("rounds", "retries", "backoff"):
+        for name in ("rounds", "refills", "retries", "backoff"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)}: give 0 or more")
         for name in ("shadow", "level"):
@@ -125,8 +127,15 @@ class _Phase:
     def round(self, number: int, accepted: str) -> str:
         """Propose, gate, evaluate, accept; the hash of the accepted harness."""
         name = f"{self.phase.key} round {number}"
-        asked = self.propose(number, name)
-        tried = [self.candidate(p, f"{name} candidate {i}") for i, p in enumerate(asked.proposals, 1)]
+        tried: list[Tried] = []
+        notes: list[str] = []
+        for ask in range(self.config.refills + 1):
+            wanted = self.config.candidates - sum(not t.gate for t in tried)
+            if not wanted or (notes and notes[-1]):
+                break
+            asked = self.propose(number, ask, wanted, f"{name} proposer" + (f" refill {ask}" if ask else ""))
+            tried += [self.candidate(p, f"{name} candidate {i}") for i, p in enumerate(asked.proposals, len(tried) + 1)]
+            notes.append(asked.note)
         key = self.phase.score_key
         now = choose(self.archive, key, accepted, self.config)
         score = self.archive[now].scores[str(key)]
@@ -134,24 +143,24 @@ class _Phase:
         self.progress.say(
             f"{name}: accepted {now} ({news}) at {score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks"
         )
-        self.archive.finish_round(Round(self.phase.key, number, tried, now, score.mean, asked.note))
+        self.archive.finish_round(Round(self.phase.key, number, tried, now, score.mean, "; ".join(filter(None, notes))))
         return now
 
-    def propose(self, number: int, name: str) -> Proposals:
+    def propose(self, number: int, ask: int, wanted: int, unit: str) -> Proposals:
         """What the proposer hands in, asked again a bounded number of times when it fails; kept for a resumed run."""
-        asked = self.archive.proposals(self.phase.key, number)
+        asked = self.archive.proposals(self.phase.key, number, ask)
         if asked is None:
             before, begun = self.proposer.cost, time.perf_counter()
-            proposals, note = self._ask(number, name)
+            proposals, note = self._ask(number, ask, wanted, unit)
             if note:
-                self.progress.say(f"{name}: {note}")
+                self.progress.say(f"{unit}: {note}")
             seconds = round(time.perf_counter() - begun, 3)
-            asked = Proposals(proposals[: self.config.candidates], self.proposer.cost - before, seconds, note)
-            self.archive.keep_proposals(self.phase.key, number, asked)
+            asked = Proposals(proposals[:wanted], self.proposer.cost - before, seconds, note)
+            self.archive.keep_proposals(self.phase.key, number, ask, asked)
         cost = asked.cost
         self.ledger.add(
             Spent(
-                f"{name} proposer",
+                unit,
                 "proposer",
                 prompt_tokens=cost.prompt_tokens,
                 sampled_tokens=cost.sampled_tokens,
@@ -161,23 +170,21 @@ class _Phase:
         )
         return asked
 
-    def _ask(self, number: int, name: str) -> tuple[list[Proposal], str]:
+    def _ask(self, number: int, ask: int, wanted: int, unit: str) -> tuple[list[Proposal], str]:
+        failure = ""
         for attempt in range(self.config.retries + 1):
+            digest = hashlib.sha256(f"{self.seed}/{self.phase.key}/{number}/{ask}/{attempt}".encode()).digest()
             try:
-                proposals = self.proposer.propose(self.archive, self.config.candidates, self._seed(number, attempt))
-                missing = self.config.candidates - len(proposals)
-                return proposals, f"proposer {self.proposer.name} gave {missing} too few" if missing > 0 else ""
+                found = self.proposer.propose(self.archive, wanted, int.from_bytes(digest[:6], "big"))
+                few = f"proposer {self.proposer.name} gave {len(found)} candidates of {wanted}"
+                return found, few if len(found) < wanted else ""
             except ProposerError as error:
                 failure = str(error)
             if attempt < self.config.retries:
                 wait = self.config.backoff * 2**attempt
-                self.progress.say(f"{name}: proposer {self.proposer.name} failed ({failure}); again in {wait:g} s")
+                self.progress.say(f"{unit}: {self.proposer.name} failed ({failure}); asked again in {wait:g} s")
                 time.sleep(wait)
         return [], f"proposer {self.proposer.name} failed {self.config.retries + 1} times, last: {failure}"
-
-    def _seed(self, number: int, attempt: int) -> int:
-        digest = hashlib.sha256(f"{self.seed}/{self.phase.key}/{number}/{attempt}".encode()).digest()
-        return int.from_bytes(digest[:6], "big")
 
     def candidate(self, proposal: Proposal, unit: str) -> Tried:
         """Gate one proposal, file it and, if it passed, score it."""

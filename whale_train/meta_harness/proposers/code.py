@@ -7,6 +7,7 @@ its author wrote it and a diff shows the edit alone.
 from __future__ import annotations
 
 import ast
+import builtins
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,6 +83,16 @@ class Code:
         """Every name that the source uses."""
         names = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name)}
         return names | {a.arg for a in ast.walk(self.tree) if isinstance(a, ast.arg)}
+
+    def undefined(self) -> set[str]:
+        """Names that the source reads and nothing in it defines. (One that another function defines passes.)"""
+        defined = {n.id for n in self.walk(ast.Name) if not isinstance(n.ctx, ast.Load)}
+        defined |= {a.arg for a in self.walk(ast.arg)} | {h.name for h in self.walk(ast.ExceptHandler) if h.name}
+        defined |= {d.name for d in self.walk(ast.FunctionDef)} | {d.name for d in self.walk(ast.ClassDef)}
+        imported = [a for i in self.walk(ast.Import) for a in i.names]
+        imported += [a for i in self.walk(ast.ImportFrom) for a in i.names]
+        defined |= {(a.asname or a.name).partition(".")[0] for a in imported}
+        return self.names() - defined - set(dir(builtins))
 
     def fresh(self, name: str) -> str:
         """`name`, or `name` with a number when the source uses it already."""

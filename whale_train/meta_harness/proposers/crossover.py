@@ -1,9 +1,11 @@
-"""Exchange between ancestors: what one of them changed, put into another."""
+"""Exchange between ancestors: what one of them changed, put into another; and the docstring that tells it."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import re
+import textwrap
 from collections.abc import Iterator
 
 from whale_train.meta_harness.archive import Archive
@@ -53,7 +55,7 @@ def lineage(archive: Archive, hash: str) -> list[str]:
 def exchanged(parent: Code, donor: Code) -> Iterator[Edit]:
     """The parent with one constant or function as the donor has it."""
     ours, theirs = parent.constants(), donor.constants()
-    for name in ours.keys() & theirs.keys() - {"_"}:
+    for name in sorted(ours.keys() & theirs.keys()):
         if donor.of(theirs[name]) != parent.of(ours[name]):
             value = donor.of(theirs[name])
             expects = f"{name} = {value} did well in the other ancestor and does so here"
@@ -61,8 +63,42 @@ def exchanged(parent: Code, donor: Code) -> Iterator[Edit]:
     functions = {s.name: s for s in parent.tree.body if isinstance(s, ast.FunctionDef)}
     for stmt in donor.tree.body:
         mine = functions.get(stmt.name) if isinstance(stmt, ast.FunctionDef) else None
-        if isinstance(stmt, ast.FunctionDef) and mine and donor.of(stmt) != parent.of(mine):
-            expects = f"the other ancestor's {stmt.name} works better, whatever else differs"
-            yield Edit(
-                "exchange", f"function {stmt.name}", expects, parent.edited(parent.replace(mine, donor.of(stmt)))
-            )
+        if not isinstance(stmt, ast.FunctionDef) or not mine or donor.of(stmt) == parent.of(mine):
+            continue
+        taken = parent.edited(parent.replace(mine, donor.of(stmt)))
+        missing = [n for n in sorted(Code(taken).undefined()) if n in theirs]
+        taken = Code(taken).edited(*(Code(taken).define(n, donor.of(theirs[n])) for n in missing))
+        expects = f"the other ancestor's {stmt.name} works better, whatever else differs"
+        yield Edit("exchange", f"function {stmt.name}", expects, taken)
+
+
+_TRAIL = re.compile(r"\s*Changed by search: (.*?)\.?\s*\Z", re.DOTALL)
+
+
+def trail(source: str) -> tuple[str, list[str]]:
+    """A harness's docstring, and the changes that it tells of."""
+    title = ast.get_docstring(ast.parse(source)) or "A harness."
+    found = _TRAIL.search(title)
+    return (title[: found.start()], " ".join(found[1].split()).split("; ")) if found else (title, [])
+
+
+def titled(source: str, changes: list[str]) -> str:
+    """The source with a docstring that tells of these changes too, or with none told when there are none."""
+    code = Code(source)
+    title, told = trail(source)
+    if not changes:
+        text = title
+    else:
+        steps = "; ".join(dict.fromkeys([*told, *changes]))
+        text = (
+            title
+            + "\n\n"
+            + textwrap.fill(f"Changed by search: {steps}.", 118, break_long_words=False, break_on_hyphens=False)
+            + "\n"
+        )
+    raw = "r" if "\\" in text else ""
+    literal = f'{raw}"""{text}"""' if '"""' not in text and not text.endswith(("\\", '"')) else repr(text)
+    first = code.tree.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return code.edited(code.replace(first.value, literal))
+    return f"{literal}\n\n{code.text}"

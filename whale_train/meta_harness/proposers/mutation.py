@@ -12,13 +12,14 @@ import functools
 import math
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 
 from whale_envs import Harness
 from whale_envs.errors import UserError
 from whale_train.meta_harness.archive import Archive, Candidate, tree_hash
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.code import Code
-from whale_train.meta_harness.proposers.crossover import common_ancestor, exchanged, merge
+from whale_train.meta_harness.proposers.crossover import common_ancestor, exchanged, merge, titled, trail
 from whale_train.meta_harness.proposers.shapes import Edit
 from whale_train.meta_harness.proposers.text_mechanisms import TEXT_MECHANISMS
 from whale_train.meta_harness.proposers.turn_mechanisms import TURN_MECHANISMS
@@ -70,13 +71,15 @@ class MutationProposer:
         parent = _pick(archive, ranked, rng)
         if len(ranked) > 1 and rng.random() < JOINED:
             return self._join(archive, parent, _pick(archive, [c for c in ranked if c is not parent], rng), rng)
-        source, made = archive.source(parent.hash), []
+        source = archive.source(parent.hash)
+        made: list[Edit] = []
         for _ in range(2 if rng.random() < TWICE else 1):
-            edit = draw_edit(source, worth, rng)
+            edit = draw_edit(source, worth, rng, [e.axis for e in made])
             if edit is None:
                 return None
             source = edit.text
             made.append(edit)
+        source = titled(source, [f"{e.axis} ({e.what})" for e in made])
         hypothesis = "; and ".join(f"{e.axis} ({e.what}): {e.expects}" for e in made)
         return Proposal(source, f"Of {parent.hash}, {hypothesis}.", (parent.hash,), tuple(e.axis for e in made))
 
@@ -86,8 +89,9 @@ class MutationProposer:
         base = common_ancestor(archive, parent.hash, donor.hash)
         if base not in (None, parent.hash, donor.hash):
             assert base is not None
-            joined = merge(archive.source(base), ours, theirs)
+            joined = merge(*(titled(text, []) for text in (archive.source(base), ours, theirs)))
             if joined is not None and _works(joined):
+                joined = titled(joined, trail(ours)[1] + trail(theirs)[1])
                 both = f"What {parent.hash} and {donor.hash} changed of {base}"
                 hypothesis = f"{both}, together: each helps where the other does not."
                 return Proposal(joined, hypothesis, (parent.hash, donor.hash), ("merge",))
@@ -96,7 +100,9 @@ class MutationProposer:
             return None
         edit = rng.choice(sorted(edits, key=lambda e: e.what))
         hypothesis = f"Of {parent.hash}, with {edit.what} from {donor.hash}: {edit.expects}."
-        return Proposal(edit.text, hypothesis, (parent.hash, donor.hash), ("exchange",))
+        return Proposal(
+            titled(edit.text, [f"{edit.what} of {donor.hash}"]), hypothesis, (parent.hash, donor.hash), ("exchange",)
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,14 +112,17 @@ def edits_of(source: str) -> tuple[Edit, ...]:
     return tuple(e for mechanism in (*TURN_MECHANISMS, *VIEW_MECHANISMS, *TEXT_MECHANISMS) for e in mechanism(code))
 
 
-def draw_edit(source: str, worth: dict[str, float], rng: random.Random) -> Edit | None:
+def draw_edit(source: str, worth: dict[str, float], rng: random.Random, taken: Sequence[str] = ()) -> Edit | None:
     """An edit of `source`: an axis by its worth, then one of its steps, each as likely as the next.
 
+    Axes that begin with the same word as one of those `taken` are left out, so that two edits are two ideas.
     None when there is no edit, or when the one drawn breaks the source (a mechanism met a shape that it misread).
     """
     axes: dict[str, list[Edit]] = defaultdict(list)
+    words = {axis.split()[0] for axis in taken}
     for edit in edits_of(source):
-        axes[edit.axis].append(edit)
+        if edit.axis.split()[0] not in words:
+            axes[edit.axis].append(edit)
     if not axes:
         return None
     names = sorted(axes)
@@ -150,8 +159,9 @@ def _pick(archive: Archive, ranked: list[Candidate], rng: random.Random) -> Cand
 
 
 def _works(source: str) -> bool:
+    """Whether a source is a harness as far as its text tells."""
     try:
         Harness(source)
     except UserError:
         return False
-    return True
+    return not Code(source).undefined()

@@ -179,3 +179,9 @@ def quoted(text: str) -> str:
     """A string literal in double quotes, on one line."""
     body = repr("'" + text)[2:-1]  # the quote in front makes repr choose double quotes unless the text has both kinds
     return f'"{body}"' if '"' not in text else repr(text)
+
+
+def brief(text: str) -> str:
+    """`text` on one line, cut to 60 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:57] + "..."

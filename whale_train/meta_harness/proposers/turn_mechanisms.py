@@ -14,7 +14,9 @@ from whale_train.meta_harness.proposers.shapes import (
     Turn,
     answer_of,
     answers,
+    brief,
     calls,
+    enclosing,
     is_call,
     is_tool_call,
     loop_of,
@@ -41,7 +43,7 @@ def reminder(code: Code) -> Iterator[Edit]:
                 told = say(code, turn, exit, name) + "\ncontinue"
                 yield Edit(
                     "reminder",
-                    f"instead of line {exit.lineno}: {text}",
+                    f"{_when(code, exit)}: {text}",
                     expects,
                     code.edited(code.replace(exit, told), *new),
                 )
@@ -59,7 +61,7 @@ def retry(code: Code) -> Iterator[Edit]:
             expects = (
                 "a reply in the wrong format is forgotten and asked for again; another sample is often well-formed"
             )
-            yield Edit("retry", f"instead of line {exit.lineno}", expects, code.edited(code.replace(exit, "continue")))
+            yield Edit("retry", _when(code, exit), expects, code.edited(code.replace(exit, "continue")))
 
 
 def last_chance(code: Code) -> Iterator[Edit]:
@@ -81,33 +83,33 @@ def last_chance(code: Code) -> Iterator[Edit]:
 
 def double_check(code: Code) -> Iterator[Edit]:
     """Before the first answer counts, ask the model to look at it again."""
-    for turn in turns(code):
+    for turn in turns(code) if "checked" not in code.names() else ():
         for given in answers(code, turn):
-            flag = code.fresh("checked")
+            flag = "checked"
             ask = quoted("Check this against what is shown above, then answer in the same format.")
             lines = (
                 f"if not {flag}:\n    {flag} = True\n    {say(code, turn, given, ask)}\n    continue\n{code.of(given)}"
             )
             expects = "a hasty answer is corrected on a second look, at the cost of a turn"
             changes = [code.replace(given, lines), code.before(turn.loop, f"{flag} = False"), *code.imports("user")]
-            yield Edit("double check", f"line {given.lineno}", expects, code.edited(*changes))
+            yield Edit("double check", f"before `{code.of(given)}`", expects, code.edited(*changes))
 
 
 def tool_first(code: Code) -> Iterator[Edit]:
     """An answer counts only after a tool has been used."""
-    for turn in turns(code):
+    for turn in turns(code) if "looked" not in code.names() else ():
         uses = [c for c in code.walk(ast.Call) if code.within(c, turn.loop) and is_tool_call(c)]
         stmts = list(dict.fromkeys(code.statement(c) for c in uses))
         for given in answers(code, turn):
             if not stmts or stmts[0].lineno < given.lineno:  # a tool is used before any answer as it is
                 continue
-            flag = code.fresh("looked")
+            flag = "looked"
             ask = quoted("Do not answer yet: use the tool first.")
             lines = f"if not {flag}:\n    {say(code, turn, given, ask)}\n    continue\n{code.of(given)}"
             changes = [code.replace(given, lines), code.before(turn.loop, f"{flag} = False"), *code.imports("user")]
             changes += [code.after(s, f"{flag} = True") for s in stmts]
             expects = "answers from memory, without a look at the tool, are mostly wrong; sent back, they become right"
-            yield Edit("tool first", f"line {given.lineno}", expects, code.edited(*changes))
+            yield Edit("tool first", f"before `{code.of(given)}`", expects, code.edited(*changes))
 
 
 def short_history(code: Code) -> Iterator[Edit]:
@@ -134,13 +136,13 @@ def fresh_context(code: Code) -> Iterator[Edit]:
                 line = f"{turn.history} = {turn.history}[:{keep}] + [{code.of(shown)}]"
                 expects = f"with only the newest result {what} in view, earlier exchanges cannot mislead the model"
                 yield Edit(
-                    "fresh context", f"line {node.lineno}, {what}", expects, code.edited(code.replace(node, line))
+                    "fresh context", f"{brief(code.of(shown))} {what}", expects, code.edited(code.replace(node, line))
                 )
 
 
 def turns_left(code: Code) -> Iterator[Edit]:
     """Say before each turn but the first how many are left."""
-    for turn in turns(code):
+    for turn in turns(code) if "turns left" not in code.text.partition("import")[2] else ():
         loop = turn.loop
         if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
             continue
@@ -165,9 +167,7 @@ def lenient(code: Code) -> Iterator[Edit]:
         if isinstance(name, ast.Constant) and isinstance(name.value, str) and "</" not in text:
             expects = f"a <{name.value}> that is never closed (a reply cut off, say) still counts"
             accepts = f'tag({text} + "</{name.value}>", {code.of(name)})'
-            yield Edit(
-                f"lenient {name.value}", f"line {call.lineno}", expects, code.edited(code.replace(call, accepts))
-            )
+            yield Edit(f"lenient {name.value}", "closing tag", expects, code.edited(code.replace(call, accepts)))
     for call in calls(code, "boxed", 1):
         if isinstance(code.parents[call], ast.BoolOp):
             continue
@@ -176,7 +176,7 @@ def lenient(code: Code) -> Iterator[Edit]:
         expects = "a reply without a box still answers, with the last whole number in it"
         yield Edit(
             "lenient boxed",
-            f"line {call.lineno}",
+            "last whole number",
             expects,
             code.edited(code.replace(call, accepts), *code.imports_module("re")),
         )
@@ -199,6 +199,12 @@ def _last_shown(node: ast.AST, history: str) -> ast.expr | None:
     elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and node.value.elts:
         last = node.value.elts[-1] if isinstance(node.target, ast.Name) and node.target.id == history else None
     return last if last is not None and (is_call(last, "tool") or is_call(last, "user")) else None
+
+
+def _when(code: Code, exit: ast.stmt) -> str:
+    """The condition under which a statement is reached, as far as the `if` around it says it."""
+    test = enclosing(code, exit, ast.If)
+    return f"when `{code.of(test.test)}`" if test else f"at `{code.of(exit)}`"
 
 
 def _exits(code: Code, turn: Turn) -> list[ast.stmt]:
@@ -234,7 +240,7 @@ def repeat_task(code: Code) -> Iterator[Edit]:
         simple = isinstance(call.args[0], ast.Call | ast.Name | ast.Constant | ast.JoinedStr | ast.Attribute)
         longer = f'{shown if simple else f"({shown})"} + "\\n" + str({field})'
         expects = "the task right after the result keeps the model from answering another question"
-        yield Edit("repeat the task", f"line {call.lineno}", expects, code.edited(code.replace(call.args[0], longer)))
+        yield Edit("repeat the task", "after a result", expects, code.edited(code.replace(call.args[0], longer)))
 
 
 TURN_MECHANISMS = (

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from whale_train.meta_harness.proposers.code import Change, Code
 from whale_train.meta_harness.proposers.shapes import (
     Edit,
+    brief,
     calls,
     enclosing,
     is_none,
@@ -67,19 +68,20 @@ def queries(code: Code) -> Iterator[Edit]:
         if field not in asked:
             wide = f'f"{{{asked}}} {{{field}}}"' if isinstance(query, ast.Name) else f'({asked}) + " " + str({field})'
             expects = "the task's own words beside the query find the passage that a terse query misses"
-            yield Edit("wider query", f"line {call.lineno}", expects, code.edited(code.replace(query, wide)))
+            yield Edit("wider query", "query and task", expects, code.edited(code.replace(query, wide)))
+        if field not in asked and not isinstance(code.parents[call], ast.BoolOp):
             rest = ", ".join([str(field), *(f"{k.arg}={code.of(k.value)}" for k in call.keywords)])
             expects = "a query that finds nothing falls back on the task itself"
             yield Edit(
                 "search again",
-                f"line {call.lineno}",
+                "the task itself",
                 expects,
                 code.edited(code.replace(call, f"({code.of(call)} or tools.search({rest}))")),
             )
         if isinstance(query, ast.BoolOp) and isinstance(query.values[-1], ast.Constant):
             expects = "a reply without a query searches for the task instead of nothing"
             yield Edit(
-                "query from task", f"line {call.lineno}", expects, code.edited(code.replace(query.values[-1], field))
+                "query from task", "when there is none", expects, code.edited(code.replace(query.values[-1], field))
             )
 
 
@@ -88,7 +90,7 @@ def search_first(code: Code) -> Iterator[Edit]:
     field = question(code)
     for turn in turns(code) if field else ():
         for call in searches(code):
-            if not code.within(call, turn.loop):
+            if not code.within(call, turn.loop) or any(not code.within(c, turn.loop) for c in searches(code)):
                 continue
             options = "".join(f", {k.arg}={code.of(k.value)}" for k in call.keywords)
             found = f'"\\n".join(p.title + "\\n" + p.text for p in tools.search({field}{options}))'
@@ -103,16 +105,16 @@ def search_first(code: Code) -> Iterator[Edit]:
 
 def skip_seen(code: Code) -> Iterator[Edit]:
     """Of what a search finds, show what has not been shown before."""
-    for call in searches(code):
+    for call in searches(code) if "seen" not in code.names() else ():
         stmt, loop = code.statement(call), loop_of(code, call)
         if loop is None or not isinstance(stmt, ast.Assign) or not isinstance(stmt.targets[0], ast.Name):
             continue
-        found, seen = stmt.targets[0].id, code.fresh("seen")
+        found, seen = stmt.targets[0].id, "seen"
         lines = f"{found} = [p for p in {found} if p.id not in {seen}] or {found}\n{seen}.update(p.id for p in {found})"
         expects = "a passage shown twice tells nothing; the next one may hold the answer"
         yield Edit(
             "skip seen",
-            f"line {stmt.lineno}",
+            "passages",
             expects,
             code.edited(code.after(stmt, lines), code.before(loop, f"{seen} = set()")),
         )
@@ -122,7 +124,7 @@ def uncut(code: Code) -> Iterator[Edit]:
     """Show all of what a slice cuts."""
     for node in code.walk(ast.Subscript):
         if isinstance(node.slice, ast.Slice) and node.slice.step is None:
-            what = code.of(node)
+            what = brief(code.of(node))
             expects = f"the part that {what} leaves out is what the model needs"
             yield Edit("uncut", what, expects, code.edited(code.replace(node, code.of(node.value))))
 
@@ -134,7 +136,7 @@ def say_when_empty(code: Code) -> Iterator[Edit]:
         if not isinstance(shown, ast.BoolOp):
             expects = "an empty result reads like an answer; told that there is none, the model tries something else"
             spoken = f"{_operand(code, shown)} or {quoted('Nothing was found. Try again.')}"
-            yield Edit("say when empty", f"line {call.lineno}", expects, code.edited(code.replace(shown, spoken)))
+            yield Edit("say when empty", "a tool's result", expects, code.edited(code.replace(shown, spoken)))
 
 
 def error_feedback(code: Code) -> Iterator[Edit]:
