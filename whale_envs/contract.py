@@ -150,14 +150,11 @@ def _domain(env: str | Domain) -> Domain:
     if isinstance(env, Domain):
         return env
     if "/" not in env:
-        with _closing(HarnessEnv(env)) as made:
-            return made.domain
-    made_env = gymnasium.make(env).unwrapped
-    if not isinstance(made_env, HarnessEnv):
-        raise UserError(
-            f"{env!r} is a {type(made_env).__name__}: expected the id of a HarnessEnv, a domain, or its name"
-        )
-    with _closing(made_env) as made:
+        return load_domain(env)
+    made = gymnasium.make(env).unwrapped
+    if not isinstance(made, HarnessEnv):
+        raise UserError(f"{env!r} is a {type(made).__name__}: expected the id of a HarnessEnv, a domain, or its name")
+    with _closing(made):
         return made.domain
 
 

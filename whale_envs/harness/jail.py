@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import itertools
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -30,8 +31,10 @@ from typing import Any
 from whale_envs.errors import ToolUseError, UserError
 from whale_envs.harness.helpers import Ask, ReplyView
 from whale_envs.harness.load import Harness
+from whale_envs.harness.namespace import ALLOWED_IMPORTS
 from whale_envs.harness.session import Session, Toolbox
 from whale_envs.harness.wire import MAX_FAILURE, WireError, ask_of, clean, pack, plain, receive, send
+from whale_envs.sandbox.isolation import require
 
 _WORKER = Path(__file__).with_name("jail_worker.py")
 
@@ -40,8 +43,10 @@ _WORKER = Path(__file__).with_name("jail_worker.py")
 class JailLimits:
     """What a jailed harness may use. Frames and values are bounded in `whale_envs.harness.wire`."""
 
-    #: Wall-clock seconds between two model calls, tool calls not counted.
+    #: Processor seconds between two model calls: on a busy machine a harness is not failed for what others do.
     seconds: float = 5.0
+    #: Wall-clock seconds between two model calls, tool calls not counted: for one that waits and does nothing.
+    wall_seconds: float = 30.0
     #: Address space beyond what the worker needs for itself, in MiB.
     memory_mb: int = 512
     #: CPU seconds of one worker over its life: a backstop for a worker whose parent cannot stop it.
@@ -94,16 +99,29 @@ class Jail:
 
 
 class _Worker:
-    """A running worker process and the socket to it."""
+    """A running worker process and the socket to it.
+
+    It is not put inside bubblewrap where that is to be had: it hides which files exist, and a process that serves
+    one socket, with no system call left that takes a path, cannot ask that.
+    """
 
     def __init__(self, harness: Harness, limits: JailLimits) -> None:
+        setup = {
+            "source": harness.source,
+            "name": harness.name,
+            # a word of the source, since a confined process can import nothing later
+            "imports": [m for m in sorted(ALLOWED_IMPORTS) if m.partition(".")[0] in harness.source],
+            "seccomp": require().seccomp.hex(),
+            "memory_mb": limits.memory_mb,
+            "cpu_seconds": limits.cpu_seconds,
+            "parent": os.getpid(),
+        }
         ours, theirs = socket.socketpair()
         # -I without -E, since one variable has to get through: set order must be the same in every worker
         argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
-        argv += [str(n) for n in (theirs.fileno(), os.getpid(), limits.memory_mb, limits.cpu_seconds)]
         with theirs:
             self.process = subprocess.Popen(
-                argv + _folders(),
+                [*argv, str(theirs.fileno()), *_folders()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -113,11 +131,15 @@ class _Worker:
                 start_new_session=True,  # a Ctrl-C at the terminal is for us
             )
         self.socket = ours
+        self.limits = limits
+        self._poll = select.poll()
+        self._poll.register(ours, select.POLLIN)
+        self._cpu_end = self._wall_end = 0.0
         self._pid = os.getpid()
         self.end = weakref.finalize(self, _end, self.process, ours, self._pid)
         deadline = time.monotonic() + limits.start_seconds
         try:
-            send(ours, {"source": harness.source, "name": harness.name}, deadline)
+            send(ours, setup, deadline)
             frame, _ = receive(ours, deadline)
         except (TimeoutError, WireError) as error:
             status = self.status()
@@ -127,6 +149,35 @@ class _Worker:
             self.end()
             reason = frame.get("unfit", frame) if isinstance(frame, dict) else frame
             raise UserError(f"cannot start the jail for {harness.name}: {reason}; `whale doctor` says what is missing")
+
+    def begin(self) -> None:
+        """The limits on time count from now."""
+        self._cpu_end = self.cpu() + self.limits.seconds
+        self._wall_end = time.monotonic() + self.limits.wall_seconds
+
+    def pause(self, seconds: float) -> None:
+        """So many wall-clock seconds do not count."""
+        self._wall_end += seconds
+
+    def send(self, frame: Any) -> None:
+        """Send a frame. `TimeoutError` past a limit, `WireError` if the worker is gone."""
+        send(self.socket, frame, self._wall_end)
+
+    def receive(self) -> tuple[Any, bytes]:
+        """The next frame and its bytes. Raises as `send` does, and `WireError` for what is no frame."""
+        while True:
+            left = min(self._cpu_end - self.cpu(), self._wall_end - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
+            if self._poll.poll(1000 * left + 1):
+                return receive(self.socket, self._wall_end)
+
+    def cpu(self) -> float:
+        """Processor seconds that the worker has used."""
+        try:
+            return time.clock_gettime((~self.process.pid << 3) | 2)  # the clock id of a process (CPUCLOCK_SCHED)
+        except OSError:  # it has ended, as the socket will say
+            return 0.0
 
     @property
     def alive(self) -> bool:
@@ -212,10 +263,10 @@ class JailedSession(Session):
         here = worker is not None and worker.alive and self._generation == self._jail.generation
         if here and not self._ended and self._turns:
             assert worker is not None
-            deadline = time.monotonic() + self._jail.limits.seconds
             try:
-                send(worker.socket, {"close": self._id}, deadline)
-                frame, _ = receive(worker.socket, deadline)
+                worker.begin()
+                worker.send({"close": self._id})
+                frame, _ = worker.receive()
             except (TimeoutError, WireError):
                 frame = None
             if frame != {"closed": self._id}:  # it hangs or raises in a `finally`; the others are restored elsewhere
@@ -250,15 +301,14 @@ class JailedSession(Session):
 
     def _exchange(self, worker: _Worker, turn: _Turn, answer: Callable[[list[Any]], Any]) -> tuple[str, Any]:
         """Resume the episode in the worker, answering its tool calls, until it asks, answers or fails."""
-        limit = self._jail.limits.seconds
         frame: dict[str, Any] = {"id": self._id, "reply": _reply_frame(turn.reply)}
         if not self._turns:
             frame["start"] = self._start
-        deadline = time.monotonic() + limit
         try:
-            send(worker.socket, frame, deadline)
+            worker.begin()
+            worker.send(frame)
             while True:
-                got, data = receive(worker.socket, deadline)
+                got, data = worker.receive()
                 if not (isinstance(got, dict) and len(got) == 1):
                     raise WireError("a frame without a kind")
                 ((kind, value),) = got.items()
@@ -268,11 +318,13 @@ class JailedSession(Session):
                 call = _tool_call(value)
                 called = time.monotonic()
                 result = answer(call)
-                deadline += time.monotonic() - called
+                worker.pause(time.monotonic() - called)
                 turn.tools.append((call, result))
-                send(worker.socket, result, deadline)
+                worker.send(result)
         except TimeoutError:
-            raise _Broken(f"TimeoutError: ran for more than {limit:g} s between two model calls") from None
+            raise _Broken(
+                f"TimeoutError: ran for more than {self._jail.limits.seconds:g} s between two model calls"
+            ) from None
         except WireError as error:
             raise _Broken(f"its process ended or sent what it may not: {error} ({worker.status()})") from None
 

@@ -1,16 +1,15 @@
 """The child process that runs a harness which is not trusted. Started by `whale_envs.harness.jail`, by path.
 
-Usage: python jail_worker.py FD PARENT_PID MEMORY_MB CPU_SECONDS [FOLDER...]
+Usage: python jail_worker.py FD [FOLDER...]
 
-FOLDERs are where third-party modules are found (the interpreter is started without `site`, for speed). The worker
-loads the few files of the package that a harness needs, confines itself, and only then reads the harness's source.
-Everything that it sends is treated as hostile by the other side.
+FD is a socket to the parent; FOLDERs are where third-party modules are found (the interpreter is started without
+`site`, for speed). The worker loads the few files of the package that a harness needs, confines itself, and only then
+compiles the harness. Everything that it sends is treated as hostile by the other side.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import socket
 import sys
@@ -18,6 +17,14 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+MODULES = (
+    "whale_envs.errors",
+    "whale_envs.harness.helpers",
+    "whale_envs.harness.wire",
+    "whale_envs.harness.namespace",
+)
 
 
 def load(name: str) -> ModuleType:
@@ -29,21 +36,21 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def serve(sock: socket.socket, wire: Any, namespace: Any, helpers: Any, tool_use_error: type[Exception]) -> None:
+def serve(sock: socket.socket, source: str, name: str) -> None:
     """Answer the parent's frames until it closes its end."""
+    errors, helpers, wire, namespace = map(load, MODULES)
 
-    def call_tool(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call_tool(tool: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         try:
-            wire.send(sock, {"tool": [name, args, kwargs]})
+            wire.send(sock, {"tool": [tool, args, kwargs]})
             frame, _ = wire.receive(sock)
         except BaseException:  # cut off in the middle, by a full stack or memory: the frames would not match any more
             os._exit(1)
         if "error" in frame:
-            raise tool_use_error(frame["error"])
+            raise errors.ToolUseError(frame["error"])
         return wire.unpack(frame["result"])
 
-    source, _ = wire.receive(sock)
-    code = compile(source["source"], source["name"], "exec", dont_inherit=True)
+    code = compile(source, name, "exec", dont_inherit=True)
     runs: dict[int, Any] = {}
     while True:
         frame, _ = wire.receive(sock)
@@ -66,29 +73,33 @@ def serve(sock: socket.socket, wire: Any, namespace: Any, helpers: Any, tool_use
         wire.send(sock, {kind: value})
 
 
+def confine(keep: set[int], setup: dict[str, Any]) -> None:
+    """Give up every right that a harness does not need, having imported all that it may."""
+    for name in (*MODULES, *setup["imports"]):
+        load(name) if name in MODULES else importlib.import_module(name)
+    layers: Any = load("whale_envs.sandbox.layers")
+    sys.path.clear()
+    if setup["seccomp"]:
+        confinement = layers.Confinement(bytes.fromhex(setup["seccomp"]))
+        confinement.apply(keep, setup["memory_mb"], setup["cpu_seconds"], parent=setup["parent"])
+    else:  # the user said --unsafe
+        layers.limit(keep, layers.mapped_bytes() + (setup["memory_mb"] << 20), setup["cpu_seconds"])
+
+
 def main() -> None:
     """Load, confine, serve."""
-    fd, parent, memory_mb, cpu_seconds = map(int, sys.argv[1:5])
-    sys.path += sys.argv[5:]
-    sock = socket.socket(fileno=fd)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sys.path += sys.argv[2:]
+    wire: Any = load("whale_envs.harness.wire")
+    setup, _ = wire.receive(sock)
     try:
-        errors = load("whale_envs.errors")
-        helpers = load("whale_envs.harness.helpers")
-        wire = load("whale_envs.harness.wire")
-        namespace = load("whale_envs.harness.namespace")
-        for name in namespace.ALLOWED_IMPORTS:  # no file can be opened later
-            importlib.import_module(name)
-        layers = load("whale_envs.sandbox.layers")
-        confinement = layers.Confinement()
-        sys.path.clear()
-        confinement.apply((0, 1, 2, fd), memory_mb, cpu_seconds, parent=parent)
-    except Exception as error:  # all of it is the parent's to report: there is no one else to tell
-        data = json.dumps({"unfit": f"{type(error).__name__}: {error}"}).encode()
-        sock.sendall(len(data).to_bytes(4, "big") + data)
+        confine({0, 1, 2, sock.fileno()}, setup)
+    except Exception as error:  # all of it is for the parent to tell: there is nobody else here
+        wire.send(sock, {"unfit": f"{type(error).__name__}: {error}"})
         return
     wire.send(sock, {"ready": True})
     try:
-        serve(sock, wire, namespace, helpers, errors.ToolUseError)
+        serve(sock, setup["source"], setup["name"])
     except wire.WireError:
         return  # the parent is gone or has closed its end
 

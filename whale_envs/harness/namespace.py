@@ -48,6 +48,10 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
         level: int = 0,
     ) -> Any:
         if name == "whale_envs.harness" and fromlist:
+            for wanted in fromlist:
+                if wanted != "*" and not hasattr(offered, wanted):  # or Python would look among loaded submodules
+                    names = ", ".join(sorted(n for n in vars(offered) if not n.startswith("_")))
+                    raise ImportError(f"whale_envs.harness has no {wanted!r} for a harness: it has {names}")
             return offered
         if name == "random":
             return own_random

@@ -17,7 +17,8 @@ from typing import Any
 
 from whale_envs.harness.helpers import RESULT_TYPES, Ask
 
-#: Most characters in one ask, answer, argument list or tool result (a context of 32k tokens has about 130,000).
+#: Most characters in one ask, answer, argument list or tool result (a context of 32k tokens has about 130,000);
+#: every value in it counts as eight more.
 MAX_CHARS = 600_000
 #: Most levels of lists and dicts in a value.
 MAX_DEPTH = 64
@@ -28,6 +29,7 @@ MAX_FAILURE = 500
 
 ROLES = ("system", "user", "assistant", "tool")
 
+_VALUE = 8  # what a value costs besides its text, so that many small ones are bounded too
 _LENGTH = struct.Struct("!I")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
@@ -76,7 +78,7 @@ class _Budget:
 
 
 def _walk(value: Any, what: str, budget: _Budget, tagged: bool, depth: int = 0) -> Any:
-    budget.spend(1, what)
+    budget.spend(_VALUE, what)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -146,6 +148,7 @@ def failure_text(error: BaseException) -> str:
         text = "(its message cannot be shown)"
     if isinstance(error, RecursionError):
         text = "maximum recursion depth exceeded"
+    text = text[: 4 * MAX_FAILURE]
     text = _ADDRESS.sub("at 0x…", f"{type(error).__name__}: {text}".removesuffix(": "))
     return clean(text if len(text) <= MAX_FAILURE else text[:MAX_FAILURE] + "…")
 

@@ -1,0 +1,103 @@
+"""Trusted and jailed, a harness gives the same episode byte for byte, whatever it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from harness_zoo import ASK, BODIES, FILES, in_one_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_domain import Toy, toy_harness
+
+from whale_envs import Episode, HarnessEnv, Reply
+from whale_envs.contract import play, record, replies
+from whale_envs.episode import read_episodes, write_episodes
+
+
+def envs(source: str) -> list[HarnessEnv]:
+    return [HarnessEnv(Toy(), harness=toy_harness(source, trusted)) for trusted in (True, False)]
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Iterator[list[HarnessEnv]]:
+    pair = envs(in_one_file(BODIES))
+    yield pair
+    for env in pair:
+        env.close()
+
+
+def check_alike(pair: list[HarnessEnv], prefix: list[str]) -> Episode:
+    trusted, jailed = (play(env, 7, chain(prefix, replies(7))) for env in pair)
+    assert record(trusted) == record(jailed)
+    assert trusted.failure is None or trusted.failure.owner in ("harness", "tool")
+    assert trusted.failure is None or len(trusted.failure.message) <= 501
+    return trusted
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # "yields when closed" goes on doing so
+@pytest.mark.parametrize("name", BODIES)
+def test_jailed_is_trusted_byte_for_byte(zoo: list[HarnessEnv], name: str) -> None:
+    episode = check_alike(zoo, [str(list(BODIES).index(name))])
+    assert "IndentationError" not in str(episode.failure)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_jailed_is_trusted_for_a_whole_file(name: str) -> None:
+    pair = envs(FILES[name])
+    check_alike(pair, [])
+    for env in pair:
+        env.close()
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[list[HarnessEnv]]:
+    source = (
+        ASK + "again = yield [user(r.text), r.message]\nreturn [r.text, again.text, tools.double(r.text), len(r.text)]"
+    )
+    pair = envs(source)
+    yield pair
+    for env in pair:
+        env.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=())), st.integers(0, 2**48))
+def test_any_reply_text_goes_through_both_alike(echo: list[HarnessEnv], text: str, seed: int) -> None:
+    one, other = (play(env, seed, iter([text, text])) for env in echo)
+    assert record(one) == record(other)
+    assert one.failure is None
+
+
+def test_a_bug_of_ours_comes_out_of_both_whatever_the_harness_makes_of_it() -> None:
+    for source in ("tools.bug()\n" + ASK, "try:\n    tools.bug()\nexcept Exception: pass\n" + ASK):
+        for trusted in (True, False):
+            env = HarnessEnv(Toy(), harness=toy_harness(source, trusted))
+            with pytest.raises(RuntimeError, match="a bug of ours"):
+                env.reset(seed=0)
+            env.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # "yields when closed" goes on doing so
+@pytest.mark.parametrize("name", BODIES)
+def test_an_episode_survives_the_disk(zoo: list[HarnessEnv], name: str, tmp_path: Path) -> None:
+    episode = play(zoo[0], 1, chain([str(list(BODIES).index(name))], replies(1)))
+    write_episodes(tmp_path / "e.jsonl", [episode])
+    (read,) = read_episodes(tmp_path / "e.jsonl")
+    assert record(read) == record(episode)
+    assert (read.score, read.failure, read.truncated) == (episode.score, episode.failure, episode.truncated)
+
+
+def test_tool_calls_and_model_calls_are_given_to_a_reply_with_tool_calls() -> None:
+    source = ASK + "yield [user('a'), r.message]\nreturn [list(r.tool_calls), r.finish_reason]"
+    reply = Reply("x", "length", [{"name": "f", "arguments": {"a": "\ud800", "b": (1,)}}])
+    records = []
+    for trusted in (True, False):
+        env = HarnessEnv(Toy(), harness=toy_harness(source, trusted))
+        episode = play(env, 1, iter([reply, "b"]))
+        env.close()
+        records.append(record(episode))
+        assert episode.answer == [[{"name": "f", "arguments": {"a": "\ufffd", "b": [1]}}], "length"]
+    assert records[0] == records[1]
