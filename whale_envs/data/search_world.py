@@ -50,8 +50,9 @@ class Entity:
     facts: tuple[tuple[str, str], ...]
 
     def passage(self) -> Passage:
-        """Its passage: one sentence a fact."""
-        sentences = [f"The {relation} of {self.name} is {value}." for relation, value in self.facts]
+        """Its passage: what it is, then one sentence a fact."""
+        whose = "Their" if self.kind == "person" else "Its"
+        sentences = [f"{self.name} is a {self.kind}.", *(f"{whose} {relation} is {value}." for relation, value in self.facts)]
         return Passage(self.name.lower().replace(" ", "-"), self.name, "\n".join(sentences))
 
 

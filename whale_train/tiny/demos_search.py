@@ -62,7 +62,7 @@ def run(task, tools):
 
 def _harness(draw: random.Random) -> Harness:
     said = draw.choice(SYSTEMS)
-    shown = draw.choice([f"p.head({draw.choice([16, 24, 24, 32, 40, 60])})", f"p.snippets(query, {draw.randint(1, 3)})"])
+    shown = draw.choice([f"p.head({draw.choice([15, 20, 20, 25, 30, 60])})", f"p.snippets(query, {draw.choice([1, 2, 2, 3])})"])
     reminder = f"messages += [reply.message, user({draw.choice(REMINDERS)!r})]; continue"
     source = HARNESS.format(
         system=f"system({said!r}), " if said else "",
@@ -87,18 +87,18 @@ class Expert:
 
     def __call__(self, messages: tuple[Message, ...]) -> str:
         """The next reply."""
-        facts = [f for m in messages if m["role"] == "tool" for f in re.findall(r"The (\w+) of (.+) is (.+)\.", m["content"])]
-        known = {(relation, owner): value for relation, owner, value in facts}
+        facts = [f for m in messages if m["role"] == "tool" for f in _facts(m["content"])]
+        known = {(owner, relation): value for owner, relation, value in facts}
         if self._slips(NO_LOOK) and not facts:
             return self._format("answer", self.draw.choice(self.names))
         entity, quote = self.entity, ""
         for hop, relation in enumerate(self.path):
-            value = known.get((relation, entity))
+            value = known.get((entity, relation))
             if value is None:
                 return self._search(entity, relation, quote)
             if self._slips(WRONG_VALUE):
                 value = self.draw.choice(facts)[2]
-            quote, entity = f" {relation} of {entity} is {value}", value
+            quote, entity = f" {relation} is {value}", value
             if hop == 0 and self.skips:
                 break
         return quote + self._format("answer", entity)
@@ -120,6 +120,16 @@ class Expert:
 
     def _slips(self, share: float) -> bool:
         return self.noise and self.draw.random() < share
+
+
+def _facts(shown: str) -> Iterator[tuple[str, str, str]]:
+    """(entity, relation, value) of each fact in a result: an entity's title or opening comes before its facts."""
+    owner = ""
+    for line in shown.splitlines():
+        if fact := re.fullmatch(r"(?:Its|Their) (\w+) is (.+)\.", line):
+            yield owner, fact[1], fact[2]
+        else:
+            owner = line.partition(" is a ")[0]
 
 
 def demos(seed: int, noise: bool) -> Iterator[list[Message]]:
