@@ -32,7 +32,8 @@ class Snapshot(msgspec.Struct):
     """Where a job stands. Rollouts are counted over the phase and over the whole job; `total` 0 means not known.
 
     `score` is the mean of the latest rollouts, `started` and `updated` are seconds of the Unix clock, `before` are
-    the rollouts that an earlier process had done, and `said` are the lines to keep on the screen.
+    the rollouts that an earlier process had done, `said` are the lines to keep on the screen, and `tracker` names who
+    counts, since several may write to one place in turn.
     """
 
     phase: str = "starting"
@@ -45,6 +46,7 @@ class Snapshot(msgspec.Struct):
     started: float = 0.0
     updated: float = 0.0
     said: list[str] = []
+    tracker: str = ""
     finished: bool = False
 
     @property
@@ -69,6 +71,7 @@ class Tracker:
     def __init__(self, publish: Callable[[Snapshot], None], total: int = 0, before: int = 0) -> None:
         now = time.time()
         self.snapshot = Snapshot(done=before, total=total, before=before, started=now, updated=now, said=[])
+        self.snapshot.tracker = f"{os.getpid()}-{id(self)}-{now}"
         self._publish, self._published = publish, 0.0
         self._touch(force=True)
 
@@ -145,7 +148,7 @@ class Display:
     def __init__(self, names: list[str], stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._shots: dict[str, Snapshot] = {name: Snapshot() for name in names}
-        self._said = dict.fromkeys(names, 0)
+        self._said: dict[str, int] = {}
         self._plain = not self._console.is_terminal
         self._printed = dict.fromkeys(names, 0.0)
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render, transient=True)
@@ -163,10 +166,10 @@ class Display:
 
     def show(self, name: str, shot: Snapshot) -> None:
         """Show a job's snapshot; the lines that it has said since the last are printed and stay."""
-        for line in shot.said[self._said[name] :]:
+        for line in shot.said[self._said.get(shot.tracker, 0) :]:
             self._console.print(f"{self._label(name)}{escape(line)}", soft_wrap=True)
         fresh_phase = shot.phase != self._shots[name].phase
-        self._said[name], self._shots[name] = len(shot.said), msgspec.structs.replace(shot)
+        self._said[shot.tracker], self._shots[name] = len(shot.said), msgspec.structs.replace(shot)
         now = time.monotonic()
         wait = PLAIN_EVERY * len(self._shots) / (5 if fresh_phase else 1)
         if self._plain and shot.updated and now - self._printed[name] >= wait:
