@@ -1,0 +1,82 @@
+"""A run that is killed at any moment and started again ends as one that was left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whale_train.schedules import ARMS
+
+pytestmark = pytest.mark.slow
+
+SMALL = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32".split()
+#: What progress says when each part of a run is under way, by arm.
+MOMENTS = [
+    ("whale", "cycle 1 weights"),
+    ("whale", "cycle 1 harness"),
+    ("harness-only", "cycle 1 harness"),
+    ("weights-only", "cycle 2 weights"),
+    ("whale", "testing"),
+]
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "whale_train.cli", "run", "--seed", "3", "--out", str(out), *SMALL]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+
+
+def kill_when(out: Path, arm: str, phase: str) -> None:
+    """Start the run and kill it with SIGKILL as soon as `arm` says that it is in `phase`, some way in."""
+    process = start(out)
+    path = out / "arms" / arm / "progress.json"
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline:
+        if path.exists() and path.stat().st_mtime_ns > before:
+            shot = json.loads(path.read_bytes())
+            if shot["phase"].startswith(phase) and shot["phase_done"] > 0:
+                break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def workers_of(out: Path) -> list[str]:
+    """Command lines of processes that still write into the run folder."""
+    found = []
+    for fds in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            if any(os.readlink(fd).startswith(str(out)) for fd in fds.iterdir()):
+                found.append((fds.parent / "cmdline").read_text())
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to look at
+    return found
+
+
+def outcome(out: Path) -> dict[str, object]:
+    """Everything in a run's results that is not a time."""
+    result = json.loads((out / "result.json").read_bytes())
+    curves = {arm: (out / "arms" / arm / "curve.jsonl").read_text() for arm in ARMS}
+    harnesses = {arm: (out / "arms" / arm / "harness.py").read_text() for arm in ARMS}
+    return {k: result[k] for k in ("initial", "final", "arms", "rollouts")} | {"curves": curves, "harnesses": harnesses}
+
+
+def test_a_run_killed_in_each_of_its_phases_ends_with_the_numbers_of_one_left_alone(tmp_path):
+    calm, rough = tmp_path / "calm", tmp_path / "rough"
+    process = start(calm)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said.decode()
+    for arm, phase in MOMENTS:
+        kill_when(rough, arm, phase)
+        time.sleep(0.2)
+        assert workers_of(rough) == [], "a worker outlived the run"
+    process = start(rough)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said.decode()
+    assert outcome(rough) == outcome(calm)
