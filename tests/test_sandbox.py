@@ -218,7 +218,7 @@ ODD = {
     ),
     "built_ins_broken": ("import builtins\nfor n in dir(builtins):\n  if n != 'vars': delattr(builtins, n)", None, None),
     "traceback_broken": ("import traceback\ntraceback.format_exception = None\n1 / 0", "", "error"),
-    "source_over_a_pipe": ("x = 1\n" * 100_000 + "x", "1\n", "ok"),
+    "source_over_a_pipe": ("x = 1\n" * 20_000 + "x", "1\n", "ok"),
 }  # fmt: skip
 
 
@@ -372,10 +372,7 @@ NO_NAMESPACES = (
     "[rules.add_rule(s.ERRNO(errno.EPERM), name) for name in ('unshare', 'mount', 'pivot_root', 'setns')]\n"
     "[rules.add_rule(s.ERRNO(errno.EPERM), 'clone', s.Arg(0, s.MASKED_EQ, flag, flag)) for flag in (1 << 17, 1 << 28, 1 << 29)]"
 )
-NO_SECCOMP = (
-    "rules.add_rule(s.ERRNO(errno.ENOSYS), 'seccomp')\n"
-    "rules.load()\nrules.add_rule(s.ERRNO(errno.EINVAL), 'prctl', s.Arg(0, s.EQ, 22))"
-)
+NO_SECCOMP = "rules.add_rule(s.ERRNO(errno.EINVAL), 'prctl', s.Arg(0, s.EQ, 22))"
 
 
 def _filtered(rules: str) -> list[str]:

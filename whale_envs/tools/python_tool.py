@@ -28,9 +28,11 @@ _SCIENCE = (
     *"sympy.integrals.manualintegrate sympy.codegen.ast sympy.stats sympy.abc".split(),
 )
 _PACKAGES = ("numpy", "sympy", "mpmath")
+_NAMED = re.compile(rf"\b({'|'.join(_PACKAGES)})\b")
 
-#: Two zygotes, since a fork with sympy loaded takes longer; each starts when first needed.
-_plain = Pool(_STANDARD, _PACKAGES)
+#: Two zygotes, since a fork with sympy loaded takes longer; each starts when first needed. Code that names none of
+#: the packages cannot import them.
+_plain = Pool(_STANDARD)
 _science = Pool(_SCIENCE, _PACKAGES, huge_pages=True)
 
 
@@ -61,7 +63,7 @@ def run_python(code: str, timeout: float = 30, memory_mb: int = 1024) -> ExecRes
         raise ToolUseError(f"run_python takes a timeout of up to {MAX_SECONDS:g} seconds, not {_brief(timeout)}")
     if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or not 0 < memory_mb <= MAX_MEMORY_MB:
         raise ToolUseError(f"run_python takes memory_mb of up to {MAX_MEMORY_MB}, not {_brief(memory_mb)}")
-    pool = _science if re.search(r"\b(sympy|numpy|mpmath)\b", code) else _plain
+    pool = _science if _NAMED.search(code) else _plain
     return pool.run(code, float(timeout), memory_mb)
 
 
