@@ -53,8 +53,8 @@ class JailLimits:
     cpu_seconds: int = 3600
     #: Wall-clock seconds for a worker to start (it takes about 0.1).
     start_seconds: float = 60.0
-    #: Workers lost one after the other before the harness is given up: one that loops for ever in every episode
-    #: would otherwise cost `seconds` times the number of episodes.
+    #: Workers lost one after the other, no episode getting past that turn, before the harness is given up: one that
+    #: loops for ever in every episode would otherwise cost `seconds` times the number of episodes.
     losses: int = 8
 
 
@@ -69,8 +69,8 @@ class Jail:
         self.limits = limits or JailLimits()
         #: How many workers there have been; an episode that was begun in an earlier one has to be restored.
         self.generation = 0
-        #: Workers lost since an episode last went on.
-        self.losses = 0
+        #: The turns at which workers were lost, but for those that an episode has got past since.
+        self.lost_at: list[int] = []
         self._worker: _Worker | None = None
 
     @property
@@ -238,19 +238,19 @@ class JailedSession(Session):
         self._ended = False
 
     def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
-        turn = _Turn(reply)
+        turn, number = _Turn(reply), len(self._turns)
         try:
             kind, value = self._exchange(self._restored(), turn, self._answer)
         except _Broken as broken:
             kind, value = "fail", str(broken)
-            self._jail.losses += 1
+            self._jail.lost_at.append(number)
             self._jail.discard()
         except BaseException:  # a tool's failure or a Ctrl-C leaves the worker in the middle of an exchange
             self._ended = True
             self._jail.discard()
             raise
         else:
-            self._jail.losses = 0
+            self._jail.lost_at = [lost for lost in self._jail.lost_at if lost > number]
             if kind == "fail" and value.startswith("MemoryError"):
                 self._jail.discard()  # what filled it may still be held
         self._turns.append(turn)
@@ -276,7 +276,7 @@ class JailedSession(Session):
 
     def _restored(self) -> _Worker:
         """The worker with the episode where it was, played again if the worker that it ran in is gone."""
-        if self._jail.losses >= self._jail.limits.losses:
+        if len(self._jail.lost_at) >= self._jail.limits.losses:
             raise _Broken(f"GivenUp: its process hung or died {self._jail.limits.losses} times in a row")
         worker = self._jail.worker()
         if self._generation == self._jail.generation:

@@ -1,0 +1,356 @@
+"""A jail contains what a harness does, and no episode is lost to another's failure."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toy_domain import Toy, toy_harness
+
+from whale_envs import Episode, Harness, HarnessEnv
+from whale_envs.contract import play, record
+from whale_envs.harness.jail import Jail, JailLimits
+
+QUICK = JailLimits(seconds=0.3, wall_seconds=3.0, memory_mb=128)
+
+#: How a harness gets at what it was not given: every allowed module leads to `sys`.
+REACH = "import dataclasses\nsys = dataclasses.sys\nos = sys.modules['os']\nsocket = sys.modules['socket']\n"
+
+#: A harness that misbehaves when it is told to, and otherwise counts its turns, its draws and its tool's answers.
+MIXED = (
+    REACH
+    + """
+from whale_envs.harness import *
+import random
+def run(task, tools):
+    seen = []
+    while True:
+        reply = yield [user(task.question), user(repr(seen))]
+        if reply.text == "stop":
+            return seen
+        if reply.text == "hang":
+            while True: pass
+        if reply.text == "wait":
+            import threading
+        if reply.text == "die":
+            os._exit(3)
+        if reply.text == "crash":
+            os.kill(os.getpid(), 9)
+        if reply.text == "fill":
+            x = [bytearray(1 << 20) for _ in range(4096)]
+        seen.append([reply.text, random.random(), tools.look(reply.text)[0].text])
+"""
+)
+
+
+@pytest.fixture
+def jail() -> Iterator[Jail]:
+    made = Jail(toy_harness(MIXED, trusted=False), QUICK)
+    yield made
+    made.close()
+    made.close()
+
+
+def step(env: HarnessEnv, text: str) -> Episode | None:
+    """One step; the episode if it has ended."""
+    _, _, terminated, truncated, info = env.step(text)
+    return info["episode"] if terminated or truncated else None
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "message"),
+    [
+        ("hang", "TimeoutError: ran for more than 0.3 s between two model calls"),
+        ("die", "its process ended or sent what it may not: the other end is closed (exit status 3)"),
+        ("fill", "MemoryError"),
+    ],
+)
+def test_an_episode_that_takes_its_worker_down_fails_alone(jail: Jail, misdeed: str, message: str) -> None:
+    worlds = Toy(), Toy()
+    undisturbed = []
+    for trusted in (True, False):
+        env = HarnessEnv(Toy(), harness=toy_harness(MIXED, trusted))
+        undisturbed.append(record(play(env, 1, iter(["a", "b", "c", "stop"]))))
+        env.close()
+    envs = [HarnessEnv(world, harness=jail.harness, jail=jail) for world in worlds]
+    envs[0].reset(seed=1)
+    envs[1].reset(seed=2)
+    for text in ("a", "b"):
+        assert step(envs[0], text) is None
+        assert step(envs[1], text) is None
+    pid = jail.pid
+    failed = step(envs[1], misdeed)
+    assert failed is not None and failed.failure is not None and failed.score == 0
+    assert (failed.failure.owner, failed.failure.message) == ("harness", message)
+    assert [c.reply.text for c in failed.calls] == ["a", "b", misdeed]
+    assert step(envs[0], "c") is None
+    assert jail.pid not in (pid, None)
+    ended = step(envs[0], "stop")
+    assert ended is not None and ended.failure is None
+    # the look number in each tool result says that no tool was called a second time
+    assert record(ended) == undisturbed[0] == undisturbed[1]
+
+
+def test_a_worker_that_is_killed_while_idle_costs_nothing(jail: Jail) -> None:
+    envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(3)]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+        step(env, "a")
+    assert jail.pid is not None
+    os.kill(jail.pid, signal.SIGKILL)
+    time.sleep(0.05)
+    for env in reversed(envs):
+        episode = step(env, "stop")
+        assert episode is not None and episode.failure is None and len(episode.answer) == 1
+
+
+def test_a_harness_that_is_replayed_differently_fails_as_such(jail: Jail) -> None:
+    source = (
+        REACH + "def run(task, tools):\n    while True:\n        yield [{'role': 'user', 'content': str(os.getpid())}]"
+    )
+    other = Jail(toy_harness(source, False), QUICK)
+    env = HarnessEnv(Toy(), harness=other.harness, jail=other)
+    env.reset(seed=0)
+    other.discard()
+    episode = step(env, "")
+    other.close()
+    assert episode is not None and episode.failure is not None
+    assert episode.failure.message.startswith("NotDeterministic")
+
+
+def test_a_harness_that_always_hangs_is_given_up() -> None:
+    limits = JailLimits(seconds=0.1, losses=3)
+    jail = Jail(toy_harness(MIXED, trusted=False), limits)
+    env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+    failures = []
+    for turn in (0, 1, 2, 1, 1, 1, 1):  # after so many turns; whoever gets past the first shows that not all hang there
+        env.reset(seed=0)
+        for _ in range(turn):
+            step(env, "a")
+        episode = step(env, "hang")
+        assert episode is not None and episode.failure is not None
+        failures.append(episode.failure.message.partition(":")[0])
+    jail.close()
+    assert failures == ["TimeoutError"] * 4 + ["GivenUp"] * 3
+
+
+def test_closing_an_episode_that_will_not_end_spares_the_others(jail: Jail) -> None:
+    source = """
+def run(task, tools):
+    try:
+        while True:
+            yield [user("a")]
+    finally:
+        while task.question.startswith("weight 0"): pass
+"""
+    stubborn = Jail(toy_harness("from whale_envs.harness import user\n" + source, False), QUICK)
+    envs = [HarnessEnv(Toy(), harness=stubborn.harness, jail=stubborn) for _ in range(2)]
+    envs[0].reset(seed=0, options={"task": "weight-0"})
+    envs[1].reset(seed=0, options={"task": "weight-1"})
+    envs[0].close()
+    assert step(envs[1], "") is None
+    envs[1].close()
+    stubborn.close()
+
+
+PROBES = {
+    "reads a file": "open_ = os.open('/etc/passwd', 0)",
+    "lists a folder": "x = os.listdir('/')",
+    "finds a file": "x = os.stat('/')",
+    "writes a file": "x = os.open('/tmp/whale-jail-probe', os.O_CREAT | os.O_WRONLY)",
+    "forks": "x = os.fork()",
+    "runs a program": "x = os.execv('/bin/true', ['true'])",
+    "opens a socket": "x = socket.socket()",
+    "opens a local socket": "x = socket.socketpair()",
+    "signals its parent": "x = os.kill(os.getppid(), 0)",
+    "reads its parent": "x = os.open(f'/proc/{os.getppid()}/mem', 0)",
+    "lifts its limits": "import_ = sys.modules['resource'].setrlimit(0, (-1, -1))",
+    "imports from disk": "x = sys.modules['importlib'].import_module('http.client')",
+}
+
+
+@pytest.fixture(scope="module")
+def reaching() -> Iterator[HarnessEnv]:
+    """A harness that executes what the reply says, with `os`, `sys` and `socket` at hand."""
+    source = (
+        REACH
+        + """
+def run(task, tools):
+    reply = yield [{"role": "user", "content": "?"}]
+    try:
+        exec(reply.text, globals())
+    except Exception as error:
+        return type(error).__name__
+    return str(globals().get("x", "done"))
+"""
+    )
+    made = Jail(toy_harness(source, False), QUICK)
+    yield HarnessEnv(Toy(), harness=made.harness, jail=made)
+    made.close()
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_jailed_harness_cannot(reaching: HarnessEnv, name: str) -> None:
+    reaching.reset(seed=0)
+    episode = step(reaching, PROBES[name])
+    assert episode is not None
+    assert episode.answer in ("PermissionError", "OSError", "ModuleNotFoundError", "ValueError"), episode
+
+
+def test_a_jailed_harness_cannot_find_the_answer(reaching: HarnessEnv) -> None:
+    hunt = """
+gc = sys.modules["importlib"].import_module("gc")
+found = [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and "GOLD" + "-" in repr(o)]
+x = found, sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in m or "domain" in m or "contract" in m]
+"""
+    reaching.reset(seed=0)
+    episode = step(reaching, hunt)
+    assert episode is not None and episode.answer.startswith("([], ['"), episode
+    assert episode.answer.endswith("'PYTHONHASHSEED'], [])") or "'LC_CTYPE', 'PYTHONHASHSEED'], [])" in episode.answer
+
+
+FORGED = {
+    "a length out of bounds": "b'\\xff' * 4",
+    "a length and no more": "b'\\x00\\x00\\x10\\x00abc'",
+    "what is not JSON": "frame(b'{')",
+    "what is not UTF-8": "frame(b'\"\\xff\"')",
+    "depth": "frame(b'[' * 100000)",
+    "a list": "frame(b'[]')",
+    "nothing": "frame(b'{}')",
+    "two kinds": 'frame(b\'{"answer": 1, "ask": []}\')',
+    "an unknown kind": "frame(b'{\"score\": 1}')",
+    "not a number": "frame(b'{\"answer\": NaN}')",
+    "an endless answer": "frame(b'{\"answer\": \"' + b'x' * 2000000 + b'\"}')",
+    "a huge number": "frame(b'{\"answer\": ' + b'9' * 5000 + b'}')",
+    "a failure without words": "frame(b'{\"fail\": 1}')",
+    "a failure at length": "frame(b'{\"fail\": \"' + b'x' * 2000 + b'\"}')",
+    "an ask of nothing": "frame(b'{\"ask\": null}')",
+    "an ask of strangers": 'frame(b\'{"ask": [[{"role": "root", "content": ""}], null, null, [], {}]}\')',
+    "an ask with a wrong cap": 'frame(b\'{"ask": [[{"role": "user", "content": ""}], null, -1, [], {}]}\')',
+    "a tool call of nothing": "frame(b'{\"tool\": null}')",
+    "a tool call without arguments": 'frame(b\'{"tool": ["look", null, {}]}\')',
+    "a tool by number": "frame(b'{\"tool\": [1, [], {}]}')",
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_frames_fail_the_episode_alone(reaching: HarnessEnv, name: str) -> None:
+    forge = f"""
+def frame(data): return len(data).to_bytes(4, "big") + data
+data = {FORGED[name]}
+while data: data = data[os.write(int(sys.argv[1]), data):]
+while True: pass
+"""
+    reaching.reset(seed=0)
+    episode = step(reaching, forge)
+    assert episode is not None and episode.failure is not None and episode.failure.owner == "harness"
+    assert episode.failure.message.startswith(("its process ended or sent", "TimeoutError"))
+    reaching.reset(seed=0)
+    after = step(reaching, "x = 'fine'")
+    assert after is not None and after.answer == "fine"
+
+
+def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_jail import *
+jail = Jail(toy_harness(MIXED, False))
+env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+env.reset(seed=0)
+print(jail.pid, flush=True)
+env.step("hang")
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    time.sleep(0.2)  # the worker is in its loop
+    assert Path(f"/proc/{pid}").exists()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while running(pid):
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs: one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_forgotten_jail_takes_its_worker_along() -> None:
+    made = Jail(toy_harness(MIXED, False), QUICK)
+    made.worker()
+    pid = made.pid
+    assert pid is not None
+    del made
+    assert not running(pid)
+
+
+def test_a_forked_copy_does_not_touch_the_worker(jail: Jail) -> None:
+    env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+    env.reset(seed=0)
+    child = os.fork()
+    if child == 0:
+        jail.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    episode = step(env, "stop")
+    assert episode is not None and episode.failure is None and jail.generation == 1
+
+
+def test_threads_may_each_have_a_jail() -> None:
+    records: dict[int, list[bytes]] = {}
+
+    def work(number: int) -> None:
+        env = HarnessEnv(Toy(), harness=toy_harness(MIXED, False))
+        records[number] = [record(play(env, seed, iter(["a", "b", "stop"]))) for seed in range(5)]
+        env.close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert records[0] == records[1] == records[2] and len(records[0]) == 5
+
+
+def test_many_episodes_interleave_in_one_worker(jail: Jail) -> None:
+    alone = []
+    for seed in range(12):
+        env = HarnessEnv(Toy(), harness=toy_harness(MIXED))
+        alone.append(record(play(env, seed, iter([str(seed), "b", "stop"]))))
+    envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(12)]
+    todo = {seed: [str(seed), "b", "stop"] for seed in range(12)}
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    draw = random.Random(0)
+    while todo:
+        seed = draw.choice(list(todo))
+        if step(envs[seed], todo[seed].pop(0)) is not None:
+            del todo[seed]
+    assert [record(env.episode) for env in envs if env.episode] == alone
+    assert jail.generation == 1
+
+
+def test_an_env_ends_its_own_jail_and_starts_another() -> None:
+    env = HarnessEnv(Toy(), harness=Harness(toy_harness().source, trusted=False))
+    first = record(play(env, 3, iter(["<answer>x</answer>"])))
+    env.close()
+    env.close()
+    again = record(play(env, 3, iter(["<answer>x</answer>"])))
+    env.close()
+    assert first == again
