@@ -95,7 +95,8 @@ def _columns(first: list[str], path: Path) -> tuple[tuple[int | None, int, int],
     """Where id, FEN and moves stand, from the file's first row, and whether that row is a header."""
     names = [cell.strip().lower() for cell in first]
     if "fen" in names and "moves" in names:
-        return (names.index("puzzleid") if "puzzleid" in names else None, names.index("fen"), names.index("moves")), True
+        at_id = names.index("puzzleid") if "puzzleid" in names else None
+        return (at_id, names.index("fen"), names.index("moves")), True
     fens = [i for i, cell in enumerate(first) if _FEN.match(cell)]
     moves = [i for i, cell in enumerate(first) if _MOVES.fullmatch(cell)]
     if not fens or not moves:

@@ -93,9 +93,11 @@ def puzzle_task(task_id: str, fen: str, gold: ChessGold, source: str) -> Task:
 
 
 def _mini_splits() -> Splits:
-    rows = shipped()
-    sets = {s: TaskSet([puzzle_task(row_id(r), r.fen, r.gold, "mini") for r in rows if r.split == s], f"chess {s}") for s in SPLITS}
-    return Splits(**sets)
+    def tasks(split: str) -> TaskSet:
+        rows = (row for row in shipped() if row.split == split)
+        return TaskSet([puzzle_task(row_id(r), r.fen, r.gold, "mini") for r in rows], f"mini chess ({split})")
+
+    return Splits(tasks("weight"), tasks("harness"), tasks("test"))
 
 
 def _lichess_splits(path: Path) -> Splits:

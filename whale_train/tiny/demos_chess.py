@@ -1,4 +1,4 @@
-"""Demonstrations for the chess model: a scripted expert plays fresh positions through variants of the shipped harnesses.
+"""Demonstrations for the chess model: a scripted expert plays fresh positions through variants of the harnesses.
 
 Positions start from the mini world's "demo" rows, which belong to no task set, and drift from there: a man is put
 elsewhere, the board is mirrored, colours are exchanged. None has a shipped task's position. The expert sees the moves
@@ -78,7 +78,8 @@ def _variant(draw: random.Random) -> Harness:
     source = _replace(source, "{uci} {san}", draw.choice(ROWS))
     source = _replace(source, "board.legal[:ROWS]", f"({draw.choice(ORDERS)})[:ROWS]")
     if draw.random() < 0.3:
-        source = _replace(source, "{board.fen}\\n{board.board}\\n", draw.choice(["{board.fen}\\n", "{board.board}\\n", ""]))
+        less = draw.choice(["{board.fen}\\n", "{board.board}\\n", ""])
+        source = _replace(source, "{board.fen}\\n{board.board}\\n", less)
     return Harness(f"import random\n{source}", "demonstration", trusted=True)
 
 
@@ -154,9 +155,10 @@ class Expert:
         return f"<move>{move}</move>"
 
     def _choose(self, rows: list[tuple[str, str]]) -> str:
-        ply, gold = len(self._line.board.move_stack), self._line.gold
-        if ply < len(gold.line) and self._line.played == gold.line[:ply] and any(uci == gold.line[ply] for uci, _ in rows):
-            return gold.line[ply]
+        line, played = self._line.gold.line, self._line.played
+        known = line[len(played)] if line[: len(played)] == played and len(played) < len(line) else None
+        if known in (uci for uci, _ in rows):
+            return str(known)
         best = [r for r in rows if r[1][-1] == "#"] or [r for r in rows if r[1][-1] == "+"] or rows
         return self._draw.choice(best)[0]
 
