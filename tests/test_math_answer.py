@@ -82,7 +82,7 @@ def test_a_gold_that_is_no_integer_is_our_bug(gold):
 
 def test_integers_of_any_length_are_compared_at_once():
     long = "7" * 1_000_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert score(f"00{long}", long).score == 1
     assert score(long[:-1] + "8", long).score == 0
     spaces = " " * 1_000_000
@@ -94,7 +94,7 @@ def test_integers_of_any_length_are_compared_at_once():
         "1" + "\\," * 10**5,
     ):
         assert integer(hostile) is None
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 #: Rows whose recorded extraction differs from the gold only in thousands separators, so that comparing strings calls

@@ -17,7 +17,7 @@ from typing import Any
 
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import boxed
-from whale_envs.task import SPLITS, Splits, Task, TaskSet
+from whale_envs.task import Splits, Task, TaskSet
 from whale_envs.verifiers.math_answer import integer
 
 #: Column names, the first that a row has wins; matched without regard to case.
@@ -92,9 +92,9 @@ def split(tasks: list[Task], dropped: dict[str, int], name: str) -> Splits:
     """Deal tasks to D_harness, D_test and D_weight in the order of their content's hash, not of the file."""
     held = min(HELD_OUT, max(1, len(tasks) // 4))
     dealt = sorted(tasks, key=lambda t: t.id)
-    harness, test, weight = dealt[:held], dealt[held : 2 * held], dealt[2 * held :]
-    dealt_to = {"weight": weight, "harness": harness, "test": test}
-    return Splits(**{s: TaskSet(dealt_to[s], f"{name} ({s})") for s in SPLITS}, dropped=dropped)
+    harness = TaskSet(dealt[:held], f"{name} (harness)")
+    test = TaskSet(dealt[held : 2 * held], f"{name} (test)")
+    return Splits(TaskSet(dealt[2 * held :], f"{name} (weight)"), harness, test, dropped)
 
 
 def task_id(key: str) -> str:

@@ -255,8 +255,8 @@ def _write(rng: random.Random, clauses: tuple[Clause, ...], question: str) -> Pr
 
 def mini_splits() -> Splits:
     """The shipped task sets, the same on every machine: 1,024 / 384 / 256 tasks, disjoint by content."""
-    problems = mini_problems()
-    return Splits(**{s: TaskSet([_task(p, s) for p in problems[s]], f"mini math ({s})") for s in SPLITS})
+    sets = {s: TaskSet([_task(p, s) for p in problems], f"mini math ({s})") for s, problems in mini_problems().items()}
+    return Splits(sets["weight"], sets["harness"], sets["test"])
 
 
 def mini_problems() -> dict[str, list[Problem]]:
