@@ -19,7 +19,20 @@ from whale_envs.sandbox import Pool, tier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 
-POOL = Pool(preload=["ctypes", "encodings.idna", "fcntl", "gc", "resource", "select", "signal", "socket", "subprocess", "threading"])
+POOL = Pool(
+    preload=[
+        "ctypes",
+        "encodings.idna",
+        "fcntl",
+        "gc",
+        "resource",
+        "select",
+        "signal",
+        "socket",
+        "subprocess",
+        "threading",
+    ]
+)
 ROOT = Path(__file__).parent.parent
 
 
@@ -42,12 +55,13 @@ REFUSED = {
     "read_proc": "open('/proc/self/environ')\nopen('/proc/self/mem')\nopen(f'/proc/{os.getppid()}/maps')",
     "fork": "os.fork()\nos.forkpty()\nos.posix_spawn('/bin/true', ['true'], {})",
     "exec": "os.execv('/bin/true', ['true'])\nsubprocess.run(['true'])\nos.popen('true')",
-    "internet_sockets": "socket.socket()\nsocket.socket(type=socket.SOCK_DGRAM)\nsocket.create_connection(('127.0.0.1', 1))",
-    "local_sockets": "socket.socket(socket.AF_UNIX)\nsocket.socketpair()\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "internet_sockets": "socket.socket()\nsocket.socket(type=2)\nsocket.create_connection(('127.0.0.1', 1))",
+    "local_sockets": "socket.socket(socket.AF_UNIX)\nsocket.socketpair()\nsocket.socket(socket.AF_NETLINK, 3)",
     "signal_others": "os.kill(os.getppid(), 0)\nos.kill(1, 0)\nos.kill(-1, 9)\nos.killpg(0, 9)\nos.kill(0, 9)",
     "change_user": "os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\nos.setsid()\nos.setpgid(0, 0)",
     "raise_limits": (
-        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))\nresource.prlimit(0, resource.RLIMIT_FSIZE, (-1, -1))"
     ),
     "pidfd_and_memfd": "os.pidfd_open(os.getppid())\nos.memfd_create('x')\nos.pipe()\nos.eventfd(0)",
@@ -74,22 +88,26 @@ def test_refused(name):
 #: System calls by number (x86-64) with arguments, made without Python's own checks.
 RAW_CALLS = {
     "open": (2, b"/etc/passwd", 0), "openat": (257, -100, b"/etc/passwd", 0), "openat2": (437, -100, b"/", 0, 0),
-    "stat": (4, b"/etc/passwd", 0), "statx": (332, -100, b"/etc/passwd", 0, 0, 0), "readlink": (89, b"/proc/self/exe", 0, 0),
-    "creat": (85, b"/tmp/whale_probe", 0o644), "socket": (41, 1, 1, 0), "socketpair": (53, 1, 1, 0, 0),
-    "fork": (57,), "vfork": (58,), "clone": (56, 17, 0, 0, 0, 0), "clone_newuser": (56, 0x10000011, 0, 0, 0, 0),
-    "clone3": (435, 0, 88), "execve": (59, b"/bin/true", 0, 0), "execveat": (322, -100, b"/bin/true", 0, 0, 0),
-    "kill": (62, 1, 0), "tkill": (200, 1, 0), "tgkill": (234, 1, 1, 0), "ptrace": (101, 16, 1, 0, 0),
-    "process_vm_readv": (310, 1, 0, 0, 0, 0), "process_vm_writev": (311, 1, 0, 0, 0, 0), "pidfd_open": (434, 1, 0),
-    "pidfd_getfd": (438, 3, 0, 0), "pidfd_send_signal": (424, 3, 0, 0, 0), "io_uring_setup": (425, 1, 0),
-    "unshare": (272, 0x10000000), "setns": (308, 0, 0), "mount": (165, 0, b"/", 0, 0, 0), "chroot": (161, b"/"),
-    "bpf": (321, 0, 0, 0), "userfaultfd": (323, 0), "perf_event_open": (298, 0, 0, 0, 0, 0), "keyctl": (250, 0, 0, 0),
+    "stat": (4, b"/etc/passwd", 0), "statx": (332, -100, b"/etc/passwd", 0, 0, 0),
+    "readlink": (89, b"/proc/self/exe", 0, 0), "creat": (85, b"/tmp/whale_probe", 420), "socket": (41, 1, 1, 0),
+    "socketpair": (53, 1, 1, 0, 0), "fork": (57,), "vfork": (58,), "clone": (56, 17, 0, 0, 0, 0),
+    "clone_newuser": (56, 0x10000011, 0, 0, 0, 0), "clone3": (435, 0, 88), "execve": (59, b"/bin/true", 0, 0),
+    "execveat": (322, -100, b"/bin/true", 0, 0, 0), "kill": (62, 1, 0), "tkill": (200, 1, 0),
+    "tgkill": (234, 1, 1, 0), "ptrace": (101, 16, 1, 0, 0), "process_vm_readv": (310, 1, 0, 0, 0, 0),
+    "process_vm_writev": (311, 1, 0, 0, 0, 0), "pidfd_open": (434, 1, 0), "pidfd_getfd": (438, 3, 0, 0),
+    "pidfd_send_signal": (424, 3, 0, 0, 0), "io_uring_setup": (425, 1, 0), "unshare": (272, 0x10000000),
+    "setns": (308, 0, 0), "mount": (165, 0, b"/", 0, 0, 0), "chroot": (161, b"/"), "bpf": (321, 0, 0, 0),
+    "userfaultfd": (323, 0), "perf_event_open": (298, 0, 0, 0, 0, 0), "keyctl": (250, 0, 0, 0),
     "add_key": (248, 0, 0, 0, 0, 0), "memfd_create": (319, b"x", 0), "memfd_secret": (447, 0), "prctl": (157, 1, 0),
-    "seccomp": (317, 1, 0, 0), "prlimit64": (302, 0, 9, b"\xff" * 16, 0), "setrlimit": (160, 9, b"\xff" * 16),
-    "shmget": (29, 0, 4096, 0o1600), "msgget": (68, 0, 0o1600), "semget": (64, 0, 1, 0o1600), "mq_open": (240, b"x", 66, 0, 0),
-    "kcmp": (312, 1, 1, 0, 0, 0), "uname": (63, 0), "sysinfo": (99, 0), "chdir": (80, b"/tmp"), "ioctl_sti": (16, 0, 0x5412, b"x"),
-    "fcntl_setown": (72, 0, 8, 1), "fcntl_setpipe": (72, 1, 1031, 1 << 20), "setuid": (105, 0), "reboot": (169, 0, 0, 0, 0),
-    "inotify_init": (253,), "fanotify_init": (300, 0, 0), "timer_create": (222, 0, 0, 0), "modify_ldt": (154, 0, 0, 0),
-    "recvmsg": (47, 0, 0, 0), "sendmsg": (46, 0, 0, 0), "splice": (275, 0, 0, 1, 0, 1, 0), "vmsplice": (278, 1, 0, 0, 0),
+    "seccomp": (317, 1, 0, 0),
+    "prlimit64": (302, 0, 9, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 0),
+    "setrlimit": (160, 9, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+    "shmget": (29, 0, 4096, 896), "msgget": (68, 0, 896), "semget": (64, 0, 1, 896), "mq_open": (240, b"x", 66, 0, 0),
+    "kcmp": (312, 1, 1, 0, 0, 0), "uname": (63, 0), "sysinfo": (99, 0), "chdir": (80, b"/tmp"),
+    "ioctl_sti": (16, 0, 0x5412, b"x"), "fcntl_setown": (72, 0, 8, 1), "fcntl_setpipe": (72, 1, 1031, 0x100000),
+    "setuid": (105, 0), "reboot": (169, 0, 0, 0, 0), "inotify_init": (253,), "fanotify_init": (300, 0, 0),
+    "timer_create": (222, 0, 0, 0), "modify_ldt": (154, 0, 0, 0), "recvmsg": (47, 0, 0, 0), "sendmsg": (46, 0, 0, 0),
+    "splice": (275, 0, 0, 1, 0, 1, 0), "vmsplice": (278, 1, 0, 0, 0),
 }  # fmt: skip
 
 
@@ -99,7 +117,8 @@ def test_raw_system_calls_are_refused():
         "import ctypes, errno\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         f"for name, (number, *arguments) in {RAW_CALLS!r}.items():\n"
-        "    value = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))\n"
+        "    arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in (number, *arguments)]\n"
+        "    value = libc.syscall(*arguments)\n"
         "    number = ctypes.get_errno()\n"
         "    if value != -1 or number not in (errno.EPERM, errno.ENOSYS):\n"
         "        print(name, value, number)\n"
@@ -147,7 +166,9 @@ STOPPED = {
         "import threading\nfor _ in range(8): threading.Thread(target=lambda: exec('while True: pass')).start()",
         {"timeout"}, 0.3,
     ),
-    "thread_that_never_ends": ("import threading\nthreading.Thread(target=threading.Event().wait).start()", {"timeout"}, 0.3),
+    "thread_that_never_ends": (
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()", {"timeout"}, 0.3,
+    ),
     "endless_atexit": ("import atexit\natexit.register(lambda: exec('while True: pass'))", {"timeout"}, 0.3),
     "memory_hog": ("a = []\nwhile True: a.append(bytes(1 << 20))", {"memory"}, 20),
     "memory_at_once": ("bytearray(1 << 40)", {"memory"}, 20),
@@ -156,7 +177,7 @@ STOPPED = {
     ),
     "recursion": ("def f(): f()\nf()", {"error"}, 20),
     "deep_recursion": (
-        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  def __getattr__(self, n): return getattr(self, n)\nA().x",
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  __getattr__ = lambda self, n: getattr(self, n)\nA().x",
         {"killed", "memory", "error"}, 20,
     ),
     "deep_source": ("(" * 5000 + ")" * 5000, {"error", "memory", "killed"}, 20),
@@ -214,9 +235,9 @@ ODD = {
     "lone_surrogate_in_source": ("print('\ud800')", "", "error"),
     "empty": ("", "", "ok"),
     "thread_prints_late": (
-        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print(1))).start()\nNone", "1\n", "ok",
+        "import threading\nthreading.Timer(0.1, print, (1,)).start()\nNone", "1\n", "ok",
     ),
-    "built_ins_broken": ("import builtins\nfor n in dir(builtins):\n  if n != 'vars': delattr(builtins, n)", None, None),
+    "built_ins_broken": ("import builtins\nfor n in dir(builtins): delattr(builtins, n)", "", "error"),
     "traceback_broken": ("import traceback\ntraceback.format_exception = None\n1 / 0", "", "error"),
     "source_over_a_pipe": ("x = 1\n" * 20_000 + "x", "1\n", "ok"),
 }  # fmt: skip
@@ -226,15 +247,12 @@ ODD = {
 def test_odd(name):
     code, stdout, status = ODD[name]
     result = run(code, memory_mb=256)
-    if status is not None:
-        assert (result.stdout, result.status) == (stdout, status), result
+    assert (result.stdout, result.status) == (stdout, status), result
 
 
 def test_no_descriptor_is_inherited():
     result = run(
-        "import fcntl\nfor fd in range(4096):\n  try: fcntl.fcntl(fd, fcntl.F_GETFD)\n  except OSError: continue\n  print(fd)"
-        if "fcntl" in sys.builtin_module_names
-        else "import os\nfor fd in range(4096):\n  try: os.get_inheritable(fd)\n  except OSError: continue\n  print(fd)"
+        "import os\nfor fd in range(4096):\n  try: os.get_inheritable(fd)\n  except OSError: continue\n  print(fd)"
     )
     assert (result.stdout, result.status) == ("0\n1\n2\n", "ok"), result
 
@@ -245,14 +263,20 @@ def test_nothing_of_the_caller_or_of_another_job_is_in_memory(monkeypatch):
     run("a = 'canary-' + '5310'")
     result = run(
         "import gc, os, sys\n"
-        "frame = sys._getframe()\n"
-        "while frame.f_back: frame = frame.f_back\n"
-        "seen = [o for o in gc.get_objects() if 'canary-' + '53' in repr(type(o)) or isinstance(o, dict) and 'WHALE_CANARY' in o]\n"
-        "print(len(seen) - ('WHALE_CANARY' in globals()), sorted(os.environ), 'canary-' + '5310' in repr(frame.f_globals))",
+        "frames = [sys._getframe()]\n"
+        "while frames[-1].f_back: frames.append(frames[-1].f_back)\n"
+        "needle = 'canary' + '-53'\n"
+        "def text(value): return value if isinstance(value, str) else value.decode('latin-1')\n"
+        "seen = [value for o in gc.get_objects() if isinstance(o, (dict, list, tuple, set))\n"
+        "        for value in ([*o, *o.values()] if isinstance(o, dict) else o)\n"
+        "        if isinstance(value, (str, bytes)) and needle in text(value) and len(value) > len(needle)]\n"
+        "local = [name for frame in frames for name, value in frame.f_locals.items() if name != 'needle'\n"
+        "         and isinstance(value, (str, bytes)) and needle in text(value)]\n"
+        "print(seen, local, sorted(os.environ))",
         memory_mb=256,
     )
-    assert result.status == "ok", result
-    assert result.stdout.startswith("0 ") and "WHALE" not in result.stdout and result.stdout.endswith("False\n")
+    assert result.status == "ok" and result.stdout.startswith("[] [] ["), result
+    assert "CANARY" not in result.stdout
 
 
 def test_a_job_leaves_nothing_for_the_next():
@@ -305,7 +329,7 @@ def _in_child(queue):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_processes_have_a_zygote_of_their_own(method):
     run("1")
     pid = POOL._zygote.pid
@@ -370,7 +394,8 @@ except UserError as error:
 NO_LANDLOCK = "rules.add_rule(s.ERRNO(errno.ENOSYS), 'landlock_create_ruleset')"
 NO_NAMESPACES = (
     "[rules.add_rule(s.ERRNO(errno.EPERM), name) for name in ('unshare', 'mount', 'pivot_root', 'setns')]\n"
-    "[rules.add_rule(s.ERRNO(errno.EPERM), 'clone', s.Arg(0, s.MASKED_EQ, flag, flag)) for flag in (1 << 17, 1 << 28, 1 << 29)]"
+    "for flag in (1 << 17, 1 << 28, 1 << 29):\n"
+    "    rules.add_rule(s.ERRNO(errno.EPERM), 'clone', s.Arg(0, s.MASKED_EQ, flag, flag))"
 )
 NO_SECCOMP = "rules.add_rule(s.ERRNO(errno.EINVAL), 'prctl', s.Arg(0, s.EQ, 22))"
 

@@ -11,7 +11,7 @@ import importlib.util
 import marshal
 import mmap
 import os
-import sys
+import struct
 import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -89,12 +89,12 @@ def _byte_code(path: Path) -> bytes:
     try:
         data = Path(importlib.util.cache_from_source(str(path))).read_bytes()
         stat = path.stat()
-        stamp = (int(stat.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + (stat.st_size & 0xFFFFFFFF).to_bytes(4, "little")
-        if data[:4] == importlib.util.MAGIC_NUMBER and data[4:8] == bytes(4) and data[8:16] == stamp:
+        stamp = struct.pack("<III", 0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+        if data[:16] == importlib.util.MAGIC_NUMBER + stamp:
             return data[16:]
     except OSError:
         pass
     try:
-        return marshal.dumps(compile(path.read_bytes(), str(path), "exec", dont_inherit=True, optimize=sys.flags.optimize))
+        return marshal.dumps(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))
     except SyntaxError:  # a file for another version of Python: importing it says so
         return marshal.dumps(compile(f"raise ImportError('cannot compile {path.name}')", path.name, "exec"))

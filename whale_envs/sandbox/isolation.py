@@ -85,7 +85,7 @@ def isolation() -> Isolation:
         no_bwrap = f"it does not start here: {said}"
     said = _trial([])
     if said:
-        return Isolation("none", missing=f"a process cannot confine itself here: {said}; use a Linux kernel with seccomp")
+        return Isolation("none", missing=f"no process can confine itself here: {said}; use a Linux kernel with seccomp")
     if not abi:
         return Isolation("C", seccomp, missing="it needs Linux 5.13 with landlock among its security modules")
     return Isolation("B", seccomp, landlock_abi=abi, missing=no_bwrap)

@@ -57,10 +57,10 @@ class _Program(ctypes.Structure):
 
 
 class Confinement:
-    """The layers, made ready once (some 30 ms) so that each forked child puts them on in well under a millisecond.
+    """The layers, made ready once (30 ms), so that each forked child puts them on in 1 ms.
 
-    `program` is what `compile_filter` gave, if that is at hand; `landlock_abi` is the kernel's Landlock version, 0 where
-    it has none. Raises `ConfinementError` where seccomp is missing, since nothing else keeps the kernel away.
+    `program` is what `compile_filter` gave, if that is at hand; `landlock_abi` is the kernel's Landlock version, 0
+    where it has none. Raises `ConfinementError` where seccomp is missing, since nothing else keeps the kernel away.
     """
 
     def __init__(self, program: bytes | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import linecache
 import os
 import random
@@ -59,7 +60,7 @@ def _execute(source: bytes) -> None:
     linecache.cache[FILENAME] = (len(text), None, text.splitlines(keepends=True), FILENAME)
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
-    tree = compile(source, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = ast.parse(source, FILENAME)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, FILENAME, "exec", dont_inherit=True), main.__dict__)
     if last is not None:
@@ -82,10 +83,8 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _show(text: str) -> None:
     try:
-        sys.__stderr__.flush()
+        sys.__stderr__.flush()  # type: ignore[union-attr]
     except BaseException:  # closed by the job
         return
-    try:
+    with contextlib.suppress(OSError):  # nobody reads any more
         os.write(2, text.encode("utf-8", "backslashreplace"))
-    except OSError:  # nobody reads any more
-        pass

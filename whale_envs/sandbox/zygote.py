@@ -14,8 +14,10 @@ The child has only the source, so nothing of another job or of the process that 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -24,15 +26,21 @@ import socket
 import struct
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
-from archive import Archive  # noqa: E402
-from layers import Confinement, ConfinementError, limit, mapped_bytes  # noqa: E402
-from runner import run  # noqa: E402
+if TYPE_CHECKING:
+    from whale_envs.sandbox.archive import Archive
+    from whale_envs.sandbox.layers import Confinement, ConfinementError, limit, mapped_bytes
+    from whale_envs.sandbox.runner import run
+else:  # the files beside this one, without the package around them
+    sys.path.insert(0, str(Path(__file__).parent))
+    from archive import Archive
+    from layers import Confinement, ConfinementError, limit, mapped_bytes
+    from runner import run
 
-del sys.path[0]
-for _name in ("archive", "layers", "runner"):
-    del sys.modules[_name]
+    del sys.path[0]
+    for _name in ("archive", "layers", "runner"):
+        del sys.modules[_name]
 
 CONTROL, PARENT = 3, 4
 EXITED = struct.Struct("<cid")
@@ -116,20 +124,16 @@ class Zygote:
         if self.confinement is None:  # nothing kept it from starting processes; its number is still taken
             self.kill_group(pid)
         _, wait_status, usage = os.wait4(pid, 0)
-        try:
+        with contextlib.suppress(OSError):  # whoever asked is gone
             os.write(status, EXITED.pack(b"X", wait_status, usage.ru_utime + usage.ru_stime))
-        except OSError:
-            pass  # whoever asked is gone
         os.close(status)
         os.close(pidfd)
 
     @staticmethod
     def kill_group(pid: int) -> None:
         """Kill the process group that an unconfined child leads."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def close(self) -> None:
         """Kill what still runs."""
@@ -154,6 +158,7 @@ def main() -> None:
     sys.path[:] = []
     sys.path_importer_cache.clear()
     sys.argv[:] = [""]
+    assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what was printed before a time limit is kept
     gc.collect()
     gc.disable()

@@ -10,22 +10,25 @@ from whale_envs.sandbox import Pool
 
 MAX_SECONDS, MAX_MEMORY_MB, MAX_CODE_BYTES = 300.0, 8192, 1 << 20
 
-#: Imported before the fork: what short programs use most. All else of the standard library is importable too.
+#: Imported before the fork: what short programs use most, and whatever is not pure Python. The pure Python rest of the
+#: standard library is importable too.
 _STANDARD = (
     "math cmath decimal fractions random statistics itertools functools collections operator heapq bisect array re "
     "string textwrap json datetime time calendar copy pprint enum dataclasses typing numbers contextlib io "
-    "threading unicodedata struct hashlib base64 zlib queue select socket ctypes resource subprocess concurrent.futures "
-    "csv pickle ast inspect types abc traceback warnings secrets uuid _uuid _queue _lsprof cProfile logging "
+    "threading unicodedata struct hashlib base64 zlib queue select socket ctypes resource subprocess "
+    "concurrent.futures csv pickle ast inspect types abc traceback warnings secrets uuid _uuid _queue _lsprof cProfile logging "
     "encodings.idna encodings.ascii encodings.latin_1 encodings.utf_16 timeit zoneinfo"
 ).split()
-#: What sympy imports inside its functions (solve, integrate, lambdify, ...), which would cost each job up to a second.
+#: With what sympy imports inside functions (solve, integrate, lambdify), which would cost a job up to a second.
 _SCIENCE = (
-    *_STANDARD,
-    *"numpy numpy.linalg numpy.fft numpy.random numpy.polynomial numpy.f2py numpy.testing numpy.char numpy.rec".split(),
-    *"numpy.strings numpy.ma numpy.typing numpy.ctypeslib numpy.core sympy sympy.assumptions.wrapper".split(),
-    *"sympy.combinatorics sympy.physics.units.systems sympy.sets.setexpr sympy.sets.handlers.functions".split(),
-    *"sympy.sets.handlers.issubset sympy.tensor.tensor sympy.integrals.heurisch sympy.integrals.risch".split(),
-    *"sympy.integrals.manualintegrate sympy.codegen.ast sympy.stats sympy.abc".split(),
+    _STANDARD
+    + (
+        "numpy numpy.linalg numpy.fft numpy.random numpy.polynomial numpy.f2py numpy.testing numpy.char numpy.rec "
+        "numpy.strings numpy.ma numpy.typing numpy.ctypeslib numpy.core sympy sympy.assumptions.wrapper "
+        "sympy.combinatorics sympy.physics.units.systems sympy.sets.setexpr sympy.sets.handlers.functions "
+        "sympy.sets.handlers.issubset sympy.tensor.tensor sympy.integrals.heurisch sympy.integrals.risch "
+        "sympy.integrals.manualintegrate sympy.codegen.ast sympy.stats sympy.abc"
+    ).split()
 )
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _NAMED = re.compile(rf"\b({'|'.join(_PACKAGES)})\b")
