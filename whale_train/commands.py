@@ -34,7 +34,8 @@ def evaluation(config: EvalConfig) -> int:
     tasks = domain.splits[config.split]
     hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
     with RunFolder(config, hashes, sandbox.tier()) as folder:
-        preflight(policy, domain, harness)
+        if not folder.finished:
+            preflight(policy, domain, harness)
         episodes = min(len(tasks), config.limit or len(tasks)) * config.repeats
         with ConsoleProgress(config.kind, episodes) as progress:
             found, _ = evaluate(

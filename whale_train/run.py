@@ -42,7 +42,8 @@ def run(config: Experiment) -> Path:
         "weights": policy.weights_hash,
     }
     with RunFolder(config, hashes, sandbox.tier()) as folder:
-        preflight(policy, domain, harness)
+        if not folder.finished:
+            preflight(policy, domain, harness)
         began = time.time()
         shadow = _run_arms(config, folder.path)
         finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}

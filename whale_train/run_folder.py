@@ -93,6 +93,11 @@ class RunFolder:
             raise UserError(f"{self.path} is no run folder (it holds {others[0]}): give a new or empty folder to --out")
         write_atomic(path, msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended; its command then says its result again."""
+        return (self.path / "result.json").exists()
+
     def write_result(self, **fields: Any) -> dict[str, Any]:
         """Write `result.json`: `fields`, then the command, versions, hashes, seed and tier. Returns it."""
         info = {name: getattr(self.info, name) for name in ("command", "versions", "hashes", "seed", "tier")}

@@ -1,0 +1,276 @@
+"""The command line: a user's mistake is one clear line and exit code 2, and a folder is one run's alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from policy_models import tiny_model, tiny_tokenizer
+
+from whale_train import cli, commands
+from whale_train.policies.scripted import ScriptedPolicy
+
+HARNESS = "def run(task, tools):\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model on disk, as --policy takes it."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedPolicy:
+    """Stands in for every policy; it answers "x", and counts what it is asked."""
+    policy = ScriptedPolicy(lambda request: "<answer>x</answer>")
+    monkeypatch.setattr(commands, "load_policy", lambda *args: policy)
+    return policy
+
+
+def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a command that must fail as a user's mistake; returns its one line."""
+    assert cli.main(argv) == 2
+    said = capsys.readouterr()
+    lines = said.err.strip().splitlines()
+    assert said.out == ""
+    assert len([line for line in lines if line.startswith("whale: ")]) == 1, said.err
+    assert "Traceback" not in said.err
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("", "Expected one of"),
+        ("evl", "evl"),
+        ("run --epoch 3", "did you mean --epochs?"),
+        ("run --epochs x", "--epochs"),
+        ("run --epochs 0", "--epochs 0.0: expected more than 0"),
+        ("run --epochs nan", "--epochs nan"),
+        ("run --rounds 1.5", "--rounds"),
+        ("eval --seed -1", "--seed -1"),
+        ("eval --domain ches", "did you mean 'chess'?"),
+        ("eval --split tset", "did you mean 'test'?"),
+        ("eval --policy gpt", "unknown policy 'gpt'"),
+        ("eval --policy hf:", "expected tiny or hf:DIR"),
+        ("eval --policy hf:no/such/folder", "no folder no/such/folder"),
+        ("eval --harness stong", "did you mean 'strong'?"),
+        ("eval --harness nowhere.py", "cannot read harness nowhere.py"),
+        ("eval --dataset nowhere.jsonl,corpus=c.jsonl", "nowhere.jsonl"),
+        ("eval --domain math --dataset nowhere.jsonl", "nowhere.jsonl"),
+        ("eval --domain chess --dataset lichess:nowhere.csv", "nowhere.csv"),
+        ("run --proposer mutatoin", "did you mean 'mutation'?"),
+        ("run --proposer anthropic", "set ANTHROPIC_API_KEY"),
+        ("search --proposer anthropic", "--proposer mutation"),
+        ("report", "run"),
+        ("report nowhere", "nowhere is no run folder"),
+    ],
+)
+def test_mistake_in_the_arguments(capsys: pytest.CaptureFixture[str], argv: str, expected: str) -> None:
+    assert expected in one_line(capsys, *argv.split())
+    assert list(Path().iterdir()) == []  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (HARNESS + "    yield [\n", "does not parse at line 2"),
+        (HARNESS + "    return 'x'\n", "never yields"),
+        ("x = 1\n", "no function `run(task, tools)`"),
+        ("def run(task):\n    yield []\n", "takes (task, tools)"),
+    ],
+)
+def test_harness_that_cannot_be_one(capsys: pytest.CaptureFixture[str], source: str, expected: str) -> None:
+    Path("mine.py").write_text(source)
+    assert expected in one_line(capsys, "eval", "--harness", "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (HARNESS + "    yield task.nothing\n", "AttributeError"),
+        (HARNESS + "    reply = yield [{'role': 'user', 'content': 'q'}]\n    1 / 0\n", "ZeroDivisionError"),
+        (HARNESS + "    yield 7\n", "yields a list of messages or an Ask"),
+    ],
+)
+def test_harness_that_fails_every_time(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy, source: str, expected: str
+) -> None:
+    Path("mine.py").write_text(source)
+    line = one_line(capsys, "eval", "--harness", "mine.py")
+    assert "harness mine failed in all of 4 trial episodes" in line
+    assert expected in line
+
+
+@pytest.mark.slow
+def test_harness_that_loops_for_ever(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
+    Path("mine.py").write_text(HARNESS + "    while True:\n        pass\n    yield []\n")
+    assert "harness mine failed in all of 4 trial episodes" in one_line(capsys, "eval", "--harness", "mine.py")
+
+
+def test_policy_that_returns_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "load_policy", lambda *args: ScriptedPolicy(lambda request: " \n", "mute"))
+    assert "policy mute returned nothing" in one_line(capsys, "eval", "--limit", "2")
+
+
+def test_malformed_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.jsonl").write_text('{"id": "1", "title": "t", "text": "x"}\n')
+    Path("q.jsonl").write_text('{"id": "1", "question": "q", "answers": ["x"]}\nnonsense\n')
+    line = one_line(capsys, "eval", "--dataset", "q.jsonl,corpus=c.jsonl")
+    assert "q.jsonl" in line and "2" in line
+
+
+def test_full_disk_leaves_a_folder_that_goes_on(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["eval", "--limit", "3", "--repeats", "2", "--out", "run"]
+    writes, sync = iter(range(100)), os.fsync
+
+    def full_later(fd: int) -> None:
+        if next(writes) >= 2:  # run.json is written, what follows is not
+            raise OSError(28, "No space left on device")
+        sync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_later)
+        assert "No space left on device; free some space" in one_line(capsys, *argv)
+    assert cli.main(argv) == 0
+    assert json.loads(Path("run/result.json").read_bytes())["rollouts"] == 6
+
+
+def test_same_command_says_the_same_and_plays_nothing_again(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy
+) -> None:
+    argv = ["eval", "--limit", "3", "--repeats", "2", "--out", "run"]
+    assert cli.main(argv) == 0
+    first, asked = capsys.readouterr().out, len(scripted.requests)
+    result = json.loads(Path("run/result.json").read_bytes())
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == first
+    assert len(scripted.requests) == asked
+    assert json.loads(Path("run/result.json").read_bytes()) == result
+    assert result["mean@2"] == 0 and result["tasks"] == 3 and result["failures"] == {}
+
+
+def test_another_configuration_in_the_same_folder_is_refused(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy
+) -> None:
+    assert cli.main(["eval", "--limit", "2", "--repeats", "1", "--out", "run"]) == 0
+    before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
+    capsys.readouterr()
+    line = one_line(capsys, "eval", "--limit", "2", "--repeats", "1", "--out", "run", "--seed", "5")
+    assert "run holds another run (seed 0 there, 5 here)" in line
+    line = one_line(capsys, "eval", "--limit", "2", "--repeats", "1", "--out", "run", "--harness", "strong")
+    assert "harness 'h0' there, 'strong' here" in line
+    assert {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()} == before
+
+
+def test_folder_with_other_files_is_left_alone(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
+    Path("thesis.tex").write_text("x")
+    assert "is no run folder (it holds thesis.tex)" in one_line(capsys, "eval", "--out", ".")
+    Path("file").write_text("x")
+    assert "cannot write to file" in one_line(capsys, "eval", "--out", "file")
+
+
+def test_two_processes_do_not_share_a_folder(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
+    Path("run").mkdir()
+    with Path("run/.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "another process works in run" in one_line(capsys, "eval", "--out", "run")
+
+
+def test_bug_of_ours_is_a_traceback(scripted: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*args: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(scripted, "generate", bug)
+    with pytest.raises(RuntimeError, match="ours"):
+        cli.main(["eval", "--limit", "1"])
+
+
+def test_ctrl_c_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scripted, "generate", stop)
+        assert cli.main(["eval", "--limit", "2", "--repeats", "1", "--out", "run"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "whale: stopped; the same command goes on from here"
+    assert cli.main(["eval", "--limit", "2", "--repeats", "1", "--out", "run"]) == 0
+
+
+def test_help_and_mistakes_come_before_torch() -> None:
+    code = "import sys, whale_train.cli as c; assert c.main(['run', '--domain', 'x']) == 2; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"
+    assert done.stderr.startswith("whale: unknown domain 'x'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "train", "search", "eval", "report", "doctor"):
+        with pytest.raises(SystemExit) as end:
+            cli.main([command, "--help"])
+        assert end.value.code == 0
+        said = capsys.readouterr().out
+        assert "--out" in said and "(default:" in said
+        if command not in ("report", "doctor"):
+            assert all(
+                option in said for option in ("--domain", "--dataset", "--harness", "--policy", "--seed", "--unsafe")
+            )
+
+
+def test_eval_of_a_model_on_disk(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    argv = ["eval", "--policy", model, "--limit", "3", "--repeats", "2", "--out", "run"]
+    assert cli.main(argv) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("mean@2 ") and said.out.splitlines()[-1] == "run"
+    result = json.loads(Path("run/result.json").read_bytes())
+    assert result["rollouts"] == 6 and set(result["hashes"]) == {"harness", "data", "weights"}
+    assert len(Path("run/test/episodes.jsonl").read_bytes().splitlines()) == 6
+
+
+@pytest.mark.slow
+def test_train_stopped_by_ctrl_c_goes_on_to_its_report(model: str) -> None:
+    argv = [sys.executable, "-m", "whale_train.cli", "train", "--policy", model, "--out", "run"]
+    argv += ["--epochs", "0.02", "--prompts", "10", "--group", "2", "--repeats", "1", "--limit", "4"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as stopped:
+        while not Path("run/arms/weights-only/state.json").exists():
+            assert stopped.poll() is None, stopped.stderr and stopped.stderr.read()
+            time.sleep(0.2)
+        stopped.send_signal(signal.SIGINT)
+        assert stopped.stderr is not None
+        said = stopped.stderr.read()
+    assert stopped.returncode == 130
+    assert said.splitlines()[-1] == "whale: stopped; the same command goes on from here"
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout.strip() == "run/report.html"
+    result = json.loads(Path("run/result.json").read_bytes())
+    assert result["rollouts"] == 40 and set(result["initial"]) == {"mean@1", "ci95"}
+
+
+@pytest.mark.slow
+def test_search_ends_with_a_shadow_score(model: str) -> None:
+    argv = ["search", "--policy", model, "--out", "run", "--rounds", "1", "--candidates", "1", "--tasks", "6"]
+    assert cli.main([*argv, "--repeats", "1", "--limit", "4"]) == 0
+    result = json.loads(Path("run/result.json").read_bytes())
+    assert {"initial", "final", "shadow", "rollouts", "seconds", "command"} <= set(result)
+    assert Path("run/report.png").exists()
