@@ -1,4 +1,4 @@
-"""Agents without a model that play whole domains, good and bad by chance, so that harnesses differ in what they score."""
+"""Agents without a model that play a domain, good and bad by chance, so that harnesses differ in what they score."""
 
 from __future__ import annotations
 

@@ -1,0 +1,348 @@
+"""The harness phase: what it finds, what it refuses, what it costs, and that a kill anywhere changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scripted_agents import searcher
+
+from whale_envs import Domain, Harness, UserError
+from whale_envs.domains import load_domain
+from whale_envs.harness.load import load_harness
+from whale_train.ledger import Ledger
+from whale_train.meta_harness import archive as archive_module
+from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
+from whale_train.meta_harness.evaluate import gate, gate_episodes, score_shadow, split_tasks
+from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.mutation import MutationProposer
+from whale_train.meta_harness.search import SearchConfig, choose, search, sign_test
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.progress import Silent
+
+CONFIG = SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0)
+H0 = load_harness("h0", "search-qa")
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(scope="module")
+def domain() -> Domain:
+    return load_domain("search-qa")
+
+
+class Told(Silent):
+    """Keeps the lines that a search says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class ListProposer:
+    """Hands in what it was given, one list an ask; an exception in its place is raised."""
+
+    name = "list"
+    cost = Cost()
+
+    def __init__(self, *asks: list[Proposal] | Exception) -> None:
+        self.asks = list(asks)
+        self.asked = 0
+
+    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
+        self.asked += 1
+        now = self.asks.pop(0) if self.asks else []
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+
+def run(
+    domain: Domain,
+    folder: Path,
+    proposer: object = None,
+    config: SearchConfig = CONFIG,
+    name: str = "searcher",
+    **more: object,
+) -> tuple[Harness, ScriptedPolicy, Told]:
+    policy, told = ScriptedPolicy(searcher, name), Told()
+    accepted = search(
+        policy,
+        domain,
+        H0,
+        config,
+        Archive(folder / "archive", "search-qa"),
+        proposer or MutationProposer(),  # type: ignore[arg-type]
+        Ledger(folder / "ledger.jsonl"),
+        told,
+        seed=3,
+        key=str(more.get("key", "search")),
+    )
+    return accepted, policy, told
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every file of a run, times apart."""
+    found = {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {name: re.sub(r'"seconds":\s*[0-9.e-]+', '"seconds":0', text) for name, text in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------- what it finds
+
+
+def test_it_finds_what_helps_and_the_shadow_score_agrees(domain: Domain, tmp_path: Path) -> None:
+    config = SearchConfig(rounds=4, candidates=3, tasks=24, backoff=0)
+    accepted, policy, told = run(domain, tmp_path, config=config)
+    archive = Archive(tmp_path / "archive", "search-qa")
+    key = archive.phase.score_key  # type: ignore[union-attr]
+    assert archive[accepted.hash].scores[str(key)].mean > archive[H0.hash].scores[str(key)].mean + 0.15
+    assert not accepted.trusted
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    before, after = (
+        score_shadow(policy, domain, h, config.shadow, 9, ledger, told, "shadow", tmp_path / "shadow")
+        for h in (H0, accepted)
+    )
+    assert after.mean > before.mean + 0.1
+    assert ledger.rollouts() == 24 * len(archive.scored()), "the shadow score steers nothing and is no search cost"
+
+
+def test_the_shadow_and_the_test_set_are_nowhere_in_the_archive(domain: Domain, tmp_path: Path) -> None:
+    run(domain, tmp_path)
+    _, shadow = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
+    text = "".join(files(tmp_path / "archive").values())
+    for task in [*shadow, *domain.splits.test]:
+        assert f'"{task.id}"' not in text
+        assert task.shown["question"] not in text
+
+
+def test_the_split_is_disjoint_and_depends_on_nothing_but_ids(domain: Domain) -> None:
+    seen, shadow = split_tasks(domain.splits.harness, 0.25, 1000)
+    assert {t.id for t in seen}.isdisjoint(t.id for t in shadow)
+    assert len(seen) + len(shadow) == len(domain.splits.harness)
+    few, same = split_tasks(domain.splits.harness, 0.25, 10)
+    assert list(few) == list(seen)[:10]
+    assert same.hash == shadow.hash
+    with pytest.raises(UserError, match="leave none"):
+        split_tasks(few, 0.01, 10)
+
+
+# ---------------------------------------------------------------------------------------------- what it refuses
+
+
+REFUSED = {
+    "does not parse": "def run(task, tools:\n",
+    "no function `run`": "def go(task, tools):\n    yield []\n",
+    "never yields": "def run(task, tools):\n    return 1\n",
+    "takes (task, tools)": "def run(task):\n    yield []\n",
+    "ZeroDivisionError": H0.source.replace("    messages = ", "    1 / 0\n    messages = "),
+    "is system, user, assistant or tool": H0.source.replace("user(f", "dict(role='god', content=f"),
+    "without asking": 'def run(task, tools):\n    return "x"\n    yield []\n',
+    "no tool": H0.source.replace("        reply = yield", "        tools.answer()\n        reply = yield"),
+    "may not import": H0.source.replace("from whale_envs.harness", "import os\nfrom whale_envs.harness"),
+    "the same program as": "# Another comment.\n" + H0.source,
+    "changes nothing": H0.source.replace("    return None\n", "    x = 1\n    return None\n"),
+    "though the model says nothing": (
+        "import re\n\n\ndef run(task, tools):\n    yield [{'role': 'user', 'content': 'x'}]\n"
+        "    hops = task.question[len('What is the '):-1].split(' of ')\n    name = hops[-1]\n"
+        "    for hop in reversed(hops[:-1]):\n        hop = hop.removeprefix('the ')\n"
+        "        text = tools.search(f'{name} {hop}', k=1)[0].text\n"
+        "        found = re.search(f'The {hop} of {name} is ([^.]+)', text)\n"
+        "        name = found[1] if found else name\n"
+        "    return name\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def played(domain: Domain, tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    folder = tmp_path_factory.mktemp("played")
+    run(domain, folder, ListProposer(), SearchConfig(rounds=1, tasks=6, refills=0, backoff=0))
+    return Archive(folder / "archive", "search-qa")
+
+
+@pytest.mark.parametrize("why", sorted(REFUSED))
+def test_the_gate_refuses_and_says_why(domain: Domain, played: Archive, why: str) -> None:
+    key = played.phase.score_key  # type: ignore[union-attr]
+    recorded = gate_episodes(played.episodes(H0.hash, key))
+    said = gate(Proposal(REFUSED[why], "x", (H0.hash,)), played, key, "now", domain, recorded)
+    assert why in said, said
+    assert "\n" not in said
+
+
+def test_the_gate_lets_a_changed_harness_through(domain: Domain, played: Archive) -> None:
+    key = played.phase.score_key  # type: ignore[union-attr]
+    recorded = gate_episodes(played.episodes(H0.hash, key))
+    changed = H0.source.replace("Question:", "The question:")
+    assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", domain, recorded) == ""
+
+
+def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Domain, tmp_path: Path) -> None:
+    bad = Proposal(REFUSED["does not parse"], "Shorter.", (H0.hash,))
+    good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
+    config = SearchConfig(rounds=1, candidates=1, tasks=6, refills=1, backoff=0)
+    _, _, told = run(domain, tmp_path, ListProposer([bad], [good]), config)
+    archive = Archive(tmp_path / "archive", "search-qa")
+    assert [bool(t.gate) for t in archive.rounds[0].tried] == [True, False]
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 12
+    assert any("refused" in line and "does not parse" in line for line in told.lines)
+    assert archive.candidates[1].gate
+
+
+def test_a_proposer_that_fails_is_asked_again_a_bounded_number_of_times_and_the_round_says_so(
+    domain: Domain, tmp_path: Path
+) -> None:
+    config = SearchConfig(rounds=2, candidates=1, tasks=6, retries=2, refills=2, backoff=0)
+    good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
+    down = ProposerError("the service is down")
+    proposer = ListProposer(down, down, down, down, [good])
+    _, _, told = run(domain, tmp_path, proposer, config)
+    archive = Archive(tmp_path / "archive", "search-qa")
+    assert proposer.asked == 5
+    assert "failed 3 times, last: the service is down" in archive.rounds[0].note
+    assert archive.rounds[0].tried == [] and len(archive.rounds[1].tried) == 1
+    assert any("the service is down" in line for line in told.lines)
+
+
+def test_a_policy_that_answers_nothing_is_no_score(domain: Domain, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="answered none of 6 episodes"):
+        search(
+            ScriptedPolicy([]), domain, H0, CONFIG, Archive(tmp_path / "a", "search-qa"), MutationProposer(),
+            Ledger(tmp_path / "l"), Silent(), 0, "search",
+        )  # fmt: skip
+    assert Archive(tmp_path / "a", "search-qa").scored() == []
+
+
+@pytest.mark.parametrize("bad", [{"tasks": 0}, {"rounds": -1}, {"shadow": 1.0}, {"acceptance": "worst"}, {"level": 0}])
+def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        SearchConfig(**bad)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------- what it accepts
+
+
+def outcomes(*scores: float) -> dict[str, Outcome]:
+    return {f"t{i}": Outcome("k", f"t{i}", s, "", 1) for i, s in enumerate(scores)}
+
+
+def test_the_sign_test_is_the_binomial_tail() -> None:
+    assert sign_test(outcomes(1, 1, 1, 1, 1), outcomes(0, 0, 0, 0, 0)) == 1 / 32
+    assert sign_test(outcomes(1, 0, 1), outcomes(0, 1, 1)) == 0.75
+    assert sign_test(outcomes(1, 1), outcomes(1, 1)) == 1
+    assert sign_test(outcomes(0, 0), outcomes(1, 1)) == 1
+
+
+def test_best_takes_the_highest_mean_and_paired_asks_for_evidence(domain: Domain, tmp_path: Path) -> None:
+    archive, key = Archive(tmp_path, "search-qa"), ScoreKey("w", "d", 0)
+    old = archive.add(H0.source, "", (), (), "start")
+    new = archive.add(H0.source.replace("TURNS = 3", "TURNS = 4"), "", (), (), "candidate")
+    archive.begin(Phase("search", key), old.hash)
+    archive.record(old.hash, key, Score(0.50, 0.1, 4, 2.0, "u"), [])
+    archive.record(new.hash, key, Score(0.75, 0.1, 4, 2.0, "v"), [])
+    assert choose(archive, key, old.hash, SearchConfig()) == new.hash
+    assert choose(archive, key, old.hash, SearchConfig(acceptance="paired")) == old.hash
+    archive.record(new.hash, key, Score(0.50, 0.1, 4, 2.0, "v"), [])
+    assert choose(archive, key, old.hash, SearchConfig()) == old.hash, "a tie leaves the accepted one"
+    archive.record(new.hash, key, Score(0.50, 0.1, 4, 1.5, "v"), [])
+    assert choose(archive, key, old.hash, SearchConfig()) == new.hash, "but for fewer turns"
+
+
+# ---------------------------------------------------------------------------------------------- what lasts
+
+
+def test_nothing_is_run_twice_and_new_weights_stand_beside_old_ones(domain: Domain, tmp_path: Path) -> None:
+    first, _, _ = run(domain, tmp_path)
+    before = files(tmp_path)
+    again, policy, _ = run(domain, tmp_path)
+    assert again.hash == first.hash
+    assert policy.requests == []
+    assert files(tmp_path) == before
+    run(domain, tmp_path, name="other weights", key="search 2")
+    scores = Archive(tmp_path / "archive", "search-qa")[H0.hash].scores
+    assert len(scores) == 2
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    played = [s.unit for c in Archive(tmp_path / "archive", "search-qa").candidates for s in c.scores.values()]
+    assert len(played) == len(set(played))
+    assert ledger.rollouts("search") == 6 * len(played)
+
+
+class Killed(BaseException):
+    """What a kill looks like from within."""
+
+
+def test_killed_at_any_write_it_ends_as_if_undisturbed(
+    domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SearchConfig(rounds=1, candidates=2, tasks=3, refills=1, backoff=0)
+    run(domain, tmp_path / "undisturbed", config=config)
+    wanted, write, writes = files(tmp_path / "undisturbed"), archive_module.write_atomic, 0
+
+    def dying(path: Path, data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == fatal:
+            raise Killed
+        write(path, data)
+
+    monkeypatch.setattr(archive_module, "write_atomic", dying)
+    for fatal in range(2, 40, 9):
+        writes, folder = 0, tmp_path / f"killed-{fatal}"
+        try:
+            run(domain, folder, config=config)
+        except Killed:
+            run(domain, folder, config=config)
+        assert files(folder) == wanted, fatal
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from scripted_agents import searcher
+from whale_envs.domains import load_domain
+from whale_envs.harness.load import load_harness
+from whale_train.ledger import Ledger
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.proposers.mutation import MutationProposer
+from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.progress import Silent
+
+folder = Path(sys.argv[1])
+search(
+    ScriptedPolicy(searcher, "searcher"), load_domain("search-qa"), load_harness("h0", "search-qa"),
+    SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0), Archive(folder / "archive", "search-qa"),
+    MutationProposer(), Ledger(folder / "ledger.jsonl"), Silent(), 3, "search",
+)
+"""
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_and_the_same_command_give_the_same_archive(domain: Domain, tmp_path: Path) -> None:
+    run(domain, tmp_path / "undisturbed")
+    wanted = files(tmp_path / "undisturbed")
+    command = [sys.executable, "-c", SCRIPT.format(tests=str(Path(__file__).parent)), str(tmp_path / "killed")]
+    kills = 0
+    for candidates in (1, 2, 3, 4):  # killed as soon as so many candidates are there, whatever goes on then
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[1], env=dict(os.environ))
+        while process.poll() is None and len(list((tmp_path / "killed").glob("archive/candidates/*"))) < candidates:
+            time.sleep(0.005)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
+    assert kills >= 3
+    assert files(tmp_path / "killed") == wanted
