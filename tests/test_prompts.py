@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,10 +29,12 @@ DEFAULT_SYSTEM = (
 )
 #: Like Qwen3's: thinking before the last user message is dropped, tool results are shown inside a user's turn.
 DROPS_THINKING = (
-    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}"
-    "{%- endif %}{%- endfor %}{%- for m in messages %}{%- if m.role == 'assistant' and loop.index0 < ns.last %}"
+    "{%- set ns = namespace(last=0) %}{%- for m in messages %}"
+    "{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{%- if m.role == 'assistant' and loop.index0 < ns.last %}"
     "{{- '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}"
-    "{%- elif m.role == 'tool' %}{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
+    "{%- elif m.role == 'tool' %}"
+    "{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
     "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
@@ -106,26 +109,24 @@ BYTES = _bytes_to_unicode()
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(TEMPLATES)), st.booleans(), TEXT, TEXT, st.lists(TEXT, min_size=1, max_size=3), st.booleans())
+@given(
+    st.sampled_from(sorted(TEMPLATES)), st.booleans(), TEXT, TEXT, st.lists(TEXT, min_size=1, max_size=3), st.booleans()
+)
 def test_a_continued_prompt_keeps_the_ids_and_decodes_to_the_template(
     name: str, with_system: bool, question: str, said: str, found: list[str], ended: bool
 ) -> None:
     prompts = PROMPTS[name]
     ended = ended and name != "silent"  # that template has no token for it
     history = [*([system("Be brief.")] if with_system else []), user(question)]
+    reply = reply_of(prompts, history, said, ended)
     for turn, text in enumerate(found):
-        reply = reply_of(prompts, history, said, ended) if turn == 0 else reply_after(reply, ids, prompts, said, ended)
         new = [tool(text)] if turn % 2 == 0 else [user(text)]
         ids = next_ids(prompts, history, reply, new)
         history = [*history, reply.view().message, *new]
         kept = [*(reply.prompt_ids or []), *(reply.completion_ids or [])]
         assert ids[: len(kept)] == kept
         assert prompts.decode(ids) == prompts.render(Ask(history))
-
-
-def reply_after(reply: Reply, ids: list[int], prompts: Prompts, said: str, ended: bool) -> Reply:
-    tokens = [i for i in reply.completion_ids or [] if i not in prompts.ends]
-    return Reply(said, reply.finish_reason, [], ids, tokens + ([prompts.tokenizer.eos_token_id] if ended else []))
+        reply = msgspec.structs.replace(reply, prompt_ids=ids)
 
 
 def test_a_turn_that_was_cut_off_is_closed() -> None:
@@ -206,7 +207,9 @@ def test_one_bad_request_leaves_the_others_alone() -> None:
     assert ids == same and isinstance(error, PolicyError)
 
 
-@pytest.mark.parametrize(("template", "says"), [(None, "no chat template"), ("{{ raise_exception('no') }}", "cannot render")])
+@pytest.mark.parametrize(
+    ("template", "says"), [(None, "no chat template"), ("{{ raise_exception('no') }}", "cannot render")]
+)
 def test_a_tokenizer_that_cannot_chat_is_refused(template: str | None, says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
         prompts_of(template)  # type: ignore[arg-type]

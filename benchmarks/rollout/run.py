@@ -41,7 +41,9 @@ def main(policy: str = "tiny", domain: str = "search-qa", tasks: int = 64, repea
 
     sampler.generate = watched  # type: ignore[method-assign]
     harness = load_harness("h0", domain)
-    episodes, whole = timed(lambda: rollout(sampler, loaded, harness, loaded.splits["harness"][:tasks], "harness", seed, repeats))
+    episodes, whole = timed(
+        lambda: rollout(sampler, loaded, harness, loaded.splits["harness"][:tasks], "harness", seed, repeats)
+    )
     replies = [r for _, out in turns for r in out if isinstance(r, Reply)]
     sampled = sum(len(r.completion_ids or ()) for r in replies)
     _, ours = timed(lambda: [generate(requests) for requests, _ in turns])
@@ -72,7 +74,9 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 def hf_generate(sampler: TransformersPolicy, requests: list[Request], out: list[Reply | PolicyError]) -> int:
     """Sample the same prompts with `model.generate`; returns how many tokens came before the rows' ends."""
     prompts = [reply.prompt_ids or [] for reply in out if isinstance(reply, Reply)]
-    batch = sampler.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(sampler.model.device)
+    batch = sampler.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(
+        sampler.model.device
+    )
     width = batch["input_ids"].shape[1]
     ids = sampler.model.generate(
         input_ids=batch["input_ids"],

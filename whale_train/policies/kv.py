@@ -238,7 +238,9 @@ class GenericDecoder:
 
 def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
     """Logits [rows, vocab] in float32 after the last column of `ids` [rows, columns]."""
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1
+    )
     logits: Tensor = out.logits[:, -1].float()
     return logits
 

@@ -55,7 +55,7 @@ def _load(where: str, name: str, sampling: Sampling | None, max_batch: int, devi
     elif folder.exists():
         raise UserError(f"{where} is a file: give the folder that holds config.json, weights and tokenizer")
     elif where.count("/") > 1 or where.startswith((".", "/", "~")):
-        raise UserError(f"no folder {where}: give a folder with config.json, weights and tokenizer, or a hub id OWNER/NAME")
+        raise UserError(f"no folder {where}: give one with config.json, weights and tokenizer, or a hub id OWNER/NAME")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:

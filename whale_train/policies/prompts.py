@@ -26,7 +26,8 @@ from whale_envs.harness.helpers import Ask, Message
 from whale_train.policies.base import PolicyError, Request
 
 _MARK = "qvzxmark"
-_SCHEMA = {"type": "function", "function": {"name": _MARK, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}}
+_PARAMETERS = {"type": "object", "properties": {}}
+_SCHEMA = {"type": "function", "function": {"name": _MARK, "description": "A probe.", "parameters": _PARAMETERS}}
 
 
 class Prompts:
@@ -79,13 +80,14 @@ class Prompts:
         """Token ids of rendered texts; the template has put in the special tokens, none are added."""
         if not texts:
             return []
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids: list[list[int]] = encoded["input_ids"]
         return ids
 
     def render(self, ask: Ask) -> str:
         """The whole prompt as text. Raises `PolicyError` when the template refuses it."""
         if ask.tools and not self._tools:
-            raise PolicyError("this model's chat template shows no tool schemas: describe the tools in a message instead")
+            raise PolicyError("this model's chat template shows no tool schemas: describe the tools in a message")
         try:
             text = self._render(self._adapt(ask.messages), ask.tools, ask.template_kwargs)
             text.encode()
@@ -111,7 +113,9 @@ class Prompts:
             rest = rest[len(end) :]
         return prompt + completion, rest
 
-    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None, kwargs: dict[str, Any] | None = None) -> str:
+    def _render(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> str:
         text: str = self.tokenizer.apply_chat_template(
             messages, tools=tools or None, tokenize=False, add_generation_prompt=True, **(kwargs or {})
         )

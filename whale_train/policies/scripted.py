@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from whale_envs.episode import Reply
 from whale_train.policies.base import PolicyError, Request
 
+Script = Callable[[Request], str | Reply | PolicyError]
+
 
 class ScriptedPolicy:
     """Answers each request with `script(request)`, or with the next of a list of replies.
@@ -17,7 +19,7 @@ class ScriptedPolicy:
     `requests` keeps every request that was made.
     """
 
-    def __init__(self, script: Callable[[Request], str | Reply | PolicyError] | Iterable[str | Reply], name: str = "scripted"):
+    def __init__(self, script: Script | Iterable[str | Reply], name: str = "scripted") -> None:
         self.name = name
         self.requests: list[Request] = []
         self._script = script if callable(script) else _in_order(script)

@@ -130,7 +130,9 @@ class TransformersPolicy:
             return prompt
         room = self._context - len(prompt)
         if not prompt or room < 1:
-            return PolicyError(f"a prompt of {len(prompt)} tokens, expected 1 to {self._context - 1} (the model's context)")
+            return PolicyError(
+                f"a prompt of {len(prompt)} tokens, expected 1 to {self._context - 1} (the model's context)"
+            )
         if request.max_tokens < 1:
             return PolicyError(f"max_tokens is {request.max_tokens}, expected at least 1")
         prefix = None
