@@ -211,6 +211,7 @@ class _Phase:
         score = candidate.scores[str(key)]
         self.ledger.add(spent(score, "search"))
         first_line = hypothesis.strip().partition("\n")[0]
+        self.progress.score(score.mean)
         self.progress.say(
             f"{unit}: {candidate.hash} {score.mean:.3f}, {score.turns:.1f} turns"
             + (f" · {first_line}" if first_line else "")

@@ -202,6 +202,7 @@ class _Phase:
         )
         state = State(number, Place(place.epoch, place.at + config.prompts), [*state.records, record])
         checkpoint.commit(draft, self.out, state)
+        self.progress.score(record.summary.reward)
         self.progress.say(_line(self.key, config.steps, record))
         return state
 
