@@ -75,7 +75,7 @@ def _modules(packages: Sequence[str]) -> Iterator[tuple[str, Path, bool]]:
 def _below(prefix: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
     for entry in os.scandir(folder):
         stem, suffix = os.path.splitext(entry.name)
-        if stem in SKIPPED or stem == "__init__":
+        if stem in SKIPPED or stem == "__init__" or not os.access(entry.path, os.R_OK):  # Debian links into /etc
             continue
         if suffix == ".py":
             yield prefix + stem, Path(entry.path), False

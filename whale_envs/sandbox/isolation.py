@@ -37,7 +37,13 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # each further arena would take 64 MB of the job's address space, for each thread
 }
+#: Where the packages are that a clean process imports. Python finds it by itself in an environment or a system
+#: directory, and not where a user installed for himself (`-s`).
+_PACKAGES = Path(layers.landlockpy.__file__).parent.parent
+if not _PACKAGES.is_relative_to(sys.prefix):
+    ENVIRONMENT["PYTHONPATH"] = str(_PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,7 @@ def _bubblewrap(bwrap: str, own_user: bool) -> list[str]:
     """System libraries, the interpreter and this package's processes, read-only; nothing else, and no network."""
     package = Path(__file__).parent.parent
     shown = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
+    shown += [str(_PACKAGES)]
     shown += [str(package / "sandbox"), str(package / "harness")]
     result = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     result += ["--unshare-user"] if own_user else []

@@ -16,8 +16,8 @@ _STANDARD = (
     "math cmath decimal fractions random statistics itertools functools collections operator heapq bisect array re "
     "string textwrap json datetime time calendar copy pprint enum dataclasses typing numbers contextlib io "
     "threading unicodedata struct hashlib base64 zlib queue select socket ctypes resource subprocess "
-    "concurrent.futures csv pickle ast inspect types abc traceback warnings secrets uuid _uuid _queue _lsprof cProfile logging "
-    "encodings.idna encodings.ascii encodings.latin_1 encodings.utf_16 timeit zoneinfo"
+    "concurrent.futures csv pickle ast inspect types abc traceback warnings secrets uuid _uuid _queue _lsprof cProfile "
+    "logging encodings.idna encodings.ascii encodings.latin_1 encodings.utf_16 timeit zoneinfo"
 ).split()
 #: With what sympy imports inside functions (solve, integrate, lambdify), which would cost a job up to a second.
 _SCIENCE = (
