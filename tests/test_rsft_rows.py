@@ -85,7 +85,9 @@ def test_same_text_in_other_tokens_is_not_the_same() -> None:
         max_size=6,
     )
 )
-def test_every_sampled_token_is_trained_on_once_in_its_own_context(turns: list[tuple[bool, list[int], list[int]]]) -> None:
+def test_every_sampled_token_is_trained_on_once_in_its_own_context(
+    turns: list[tuple[bool, list[int], list[int]]],
+) -> None:
     replies: list[Reply] = []
     for goes_on, new, completion in turns:
         past = [*(replies[-1].prompt_ids or []), *(replies[-1].completion_ids or [])] if replies and goes_on else []

@@ -29,12 +29,12 @@ def make_rows(count: int, seed: int) -> list[Row]:
     return made
 
 
-def make_trainer(folder: Path, micro_batch: int = 8, minibatch: int = 64, lr: float = 1e-3, seed: int = 0) -> RSFTTrainer:
+def make_trainer(folder: Path, micro_batch: int = 8, lr: float = 1e-3, seed: int = 0) -> RSFTTrainer:
     return RSFTTrainer(
         tiny_agent.model(seed),
         tiny_agent.tokenizer(),
         lr=lr,
-        minibatch=minibatch,
+        minibatch=64,
         micro_batch=micro_batch,
         max_grad_norm=1.0,
         folder=folder,
@@ -96,9 +96,7 @@ def test_steps_equal_one_plain_sft_run_on_the_same_rows(tmp_path: Path) -> None:
         disable_tqdm=True,
     )
     data = Dataset.from_dict({"input_ids": [r.input_ids for r in order], "labels": [r.labels for r in order]})
-    plain = SFTTrainer(
-        model=tiny_agent.model(), args=args, train_dataset=data, processing_class=tiny_agent.tokenizer()
-    )
+    plain = SFTTrainer(model=tiny_agent.model(), args=args, train_dataset=data, processing_class=tiny_agent.tokenizer())
     plain.train()
     assert apart(ours.model, plain.model) < 1e-5
     assert apart(ours.model, tiny_agent.model()) > 1e-3
@@ -163,5 +161,5 @@ def test_running_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         return torch.empty(2**60)  # what torch raises on the CPU
 
     monkeypatch.setattr(SFTTrainer, "training_step", too_much)
-    with pytest.raises(UserError, match="out of memory on 8 rows of up to .* smaller micro_batch"):
+    with pytest.raises(UserError, match=r"out of memory on 8 rows of up to .* smaller micro_batch"):
         trainer.step(make_rows(4, seed=1), seed=1)
