@@ -133,13 +133,12 @@ def test_a_harness_that_always_hangs_is_given_up() -> None:
     failures = []
     for turn in (0, 1, 2, 1, 1, 1, 1):  # after so many turns; whoever gets past the first shows that not all hang there
         env.reset(seed=0)
-        for _ in range(turn):
-            step(env, "a")
-        episode = step(env, "hang")
+        ended = [e for e in (step(env, "a") for _ in range(turn)) if e]
+        episode = ended[0] if ended else step(env, "hang")
         assert episode is not None and episode.failure is not None
         failures.append(episode.failure.message.partition(":")[0])
     jail.close()
-    assert failures == ["TimeoutError"] * 4 + ["GivenUp"] * 3
+    assert failures == ["TimeoutError"] * 5 + ["GivenUp"] * 2
 
 
 def test_closing_an_episode_that_will_not_end_spares_the_others(jail: Jail) -> None:
@@ -208,7 +207,8 @@ def test_a_jailed_harness_cannot(reaching: HarnessEnv, name: str) -> None:
 def test_a_jailed_harness_cannot_find_the_answer(reaching: HarnessEnv) -> None:
     hunt = """
 gc = sys.modules["importlib"].import_module("gc")
-found = [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and "GOLD" + "-" in repr(o)]
+gold = "-".join(("GOLD", "weight"))
+found = [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and gold in repr(o)]
 x = found, sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in m or "domain" in m or "contract" in m]
 """
     reaching.reset(seed=0)

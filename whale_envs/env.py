@@ -182,7 +182,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         return truncated
 
     def _observation(self) -> Observation:
-        return tuple(self._outcome.messages) if isinstance(self._outcome, Ask) else ()
+        # copies, so that a caller who changes an observation changes no record
+        return tuple(dict(m) for m in self._outcome.messages) if isinstance(self._outcome, Ask) else ()
 
     def _info(self) -> dict[str, Any]:
         if self._open:

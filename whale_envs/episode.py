@@ -35,7 +35,18 @@ class Reply(msgspec.Struct, frozen=True):
         return ReplyView(self.text, self.finish_reason, tuple(self.tool_calls))
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class _Timed(msgspec.Struct):
+    """A record with `seconds`: two are equal when they went the same way, however long each took."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, f) == getattr(other, f) for f in self.__struct_fields__ if f != "seconds")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ToolCall(_Timed, frozen=True, eq=False):
     """A tool call that a harness made, after model call number `after` (0: before the first)."""
 
     name: str
@@ -70,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
 
 
-class Episode(msgspec.Struct):
+class Episode(_Timed, eq=False):
     """A finished episode. `behaviours` are the domain's yes/no facts about it (True counts as 1 in a mean)."""
 
     task_id: str

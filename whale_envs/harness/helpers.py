@@ -157,7 +157,7 @@ class ExecResult:
     stdout: str
     stderr: str
     status: str
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

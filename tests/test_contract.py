@@ -1,0 +1,101 @@
+"""Every registered env keeps the contract with every harness that ships; one that does not is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from toy_domain import Toy, ToyWorld, toy_harness
+
+from whale_envs import DOMAINS, Harness, Task, TaskSet, Verdict, load_domain
+from whale_envs.contract import ContractError, check_env_contract
+from whale_envs.harness.load import seed_names
+
+
+@pytest.mark.parametrize(("id", "harness"), [(d[2], h) for name, d in DOMAINS.items() for h in seed_names(name)])
+def test_registered_envs_keep_the_contract(id: str, harness: str) -> None:
+    check_env_contract(id, harness, tasks=2, episodes=3)
+
+
+def test_every_domain_ships_h0_and_a_strong_harness() -> None:
+    for name in DOMAINS:
+        assert {"h0", "strong"} <= set(seed_names(name))
+        assert load_domain(name).name == name
+
+
+class HonestWorld(ToyWorld):
+    """Without the tools that are broken on purpose."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.tools = {name: self.tools[name] for name in ("look", "double", "board", "stop")}
+
+
+class Generous(HonestWorld):
+    def verdict(self, answer: Any) -> Verdict:
+        return Verdict(1.0, "right") if answer is None or answer == self.gold else Verdict(0.0, "wrong")
+
+
+class Unsolvable(HonestWorld):
+    def solve(self) -> str:
+        return "no idea"
+
+
+class Careless(HonestWorld):
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.tools["look"] = lambda word: word.lower()
+
+
+class Forgetful(HonestWorld):
+    count = 0
+
+    def look(self, word: str, k: int = 1) -> Any:
+        Forgetful.count += 1
+        return super().look(f"{word} {Forgetful.count}", k)
+
+
+class Nervous(HonestWorld):
+    def verdict(self, answer: Any) -> Verdict:
+        return super().verdict(answer.strip())
+
+
+def test_an_honest_domain_passes() -> None:
+    check_env_contract(Toy(HonestWorld), toy_harness())
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (Generous, "the wrong answer None scores 1.0"),
+        (Unsolvable, "the gold solution scores 0.0"),
+        (Careless, r"look\(.*raised AttributeError"),
+        (Forgetful, "the same seed and replies gave another episode"),
+    ],
+)
+def test_a_broken_domain_is_caught(world: type[ToyWorld], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        check_env_contract(Toy(world), toy_harness(), episodes=8)
+
+
+def test_a_verifier_that_raises_is_caught() -> None:
+    with pytest.raises(AttributeError):
+        check_env_contract(Toy(Nervous), toy_harness())
+
+
+def test_shared_rows_are_caught() -> None:
+    domain = Toy(HonestWorld)
+    domain.splits = type(domain.splits)(domain.splits.weight, domain.splits.harness, TaskSet(domain.splits.weight[:1]))
+    with pytest.raises(ContractError, match="1 tasks are both in the weight and in the test split"):
+        check_env_contract(domain, toy_harness())
+
+
+@pytest.fixture
+def odd() -> Iterator[Harness]:
+    yield toy_harness("yield [user(str(id(object)))]")
+
+
+def test_a_harness_that_depends_on_its_process_is_caught(odd: Harness) -> None:
+    with pytest.raises(ContractError, match="jailed, the episode is another"):
+        check_env_contract(Toy(HonestWorld), odd)

@@ -1,0 +1,140 @@
+"""What crosses between a harness and the rest stays what it was, or is refused with words."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_envs.harness import helpers, wire
+from whale_envs.harness.helpers import BoardView, ExecResult, Passage
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+JSON = st.recursive(SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXT, v, max_size=4), max_leaves=20)
+RESULTS = st.one_of(
+    st.builds(Passage, TEXT, TEXT, TEXT, st.floats(allow_nan=False, allow_infinity=False)),
+    st.builds(ExecResult, TEXT, TEXT, TEXT),
+    st.builds(BoardView, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple), st.booleans()),
+)
+ANYTHING = st.recursive(
+    SCALARS | RESULTS,
+    lambda v: st.lists(v, max_size=4) | st.lists(v, max_size=3).map(tuple) | st.dictionaries(TEXT, v, max_size=4),
+    max_leaves=20,
+)
+STRANGE = st.sampled_from(
+    [{1}, b"x", object(), float("nan"), float("inf"), 10**4000, {1: 2}, {(): 1}, range(3), Passage]
+)
+
+
+def cleaned(value: Any) -> Any:
+    """`value` with its text as valid Unicode: what a copy should be equal to."""
+    if isinstance(value, str):
+        return wire.clean(value)
+    if isinstance(value, list | tuple):
+        return type(value)(cleaned(v) for v in value)
+    if isinstance(value, dict):
+        return {wire.clean(k): cleaned(v) for k, v in value.items()}
+    if type(value) in wire.RESULT_TYPES.values():
+        return type(value)(**cleaned(vars(value)))
+    return value
+
+
+@given(JSON)
+def test_plain_values_are_copied_as_they_are(value: Any) -> None:
+    copy = wire.plain(value, "it")
+    assert copy == cleaned(value)
+    assert wire.plain(copy, "it") == copy
+    assert msgspec.json.decode(msgspec.json.encode(copy)) == copy == json.loads(json.dumps(copy))
+
+
+@given(ANYTHING)
+def test_tool_results_keep_their_types_over_a_wire(value: Any) -> None:
+    packed = json.loads(json.dumps(wire.pack(value, "it"), ensure_ascii=False).encode())
+    again = wire.unpack(packed)
+    assert again == cleaned(value)
+    assert repr(again) == repr(cleaned(value))  # tuples stay tuples, True is not 1
+
+
+@given(st.recursive(SCALARS | STRANGE, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXT, v, max_size=3)))
+def test_what_is_no_json_is_refused_with_a_value_error(value: Any) -> None:
+    try:
+        copy = wire.plain(value, "it")
+    except ValueError as error:
+        assert str(error).startswith("it ")
+        str(error).encode()
+    else:
+        msgspec.json.encode(copy)
+
+
+def test_bounds_are_kept_whatever_the_shape() -> None:
+    wire.plain("x" * (wire.MAX_CHARS - 8), "it")
+    for large in ("x" * wire.MAX_CHARS, [0] * 100_000, {str(i): "" for i in range(60_000)}, [["x" * 1000]] * 1000):
+        with pytest.raises(ValueError, match="it is larger than 600,000 characters"):
+            wire.plain(large, "it")
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="nested more than 64 levels"):
+        wire.plain(loop, "it")
+    worst = ["\x00" * (wire.MAX_CHARS - 16)]
+    assert len(json.dumps(worst)) < wire.MAX_FRAME
+
+
+def test_helpers_offer_the_same_names_everywhere() -> None:
+    import whale_envs.harness as package
+
+    assert sorted(helpers.__all__) == sorted(package.__all__)
+    assert all(getattr(package, name) is getattr(helpers, name) for name in helpers.__all__)
+
+
+@settings(max_examples=30)
+@given(JSON)
+def test_frames_arrive_as_they_were_sent(value: Any) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frame = wire.plain(value, "it")
+        sent = wire.send(ours, frame, time.monotonic() + 5)
+        assert wire.receive(theirs, time.monotonic() + 5) == (frame, sent)
+
+
+def test_a_trickle_does_not_outlast_its_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"\x00\x00\x00\x09abc")
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.receive(ours, started + 0.1)
+        assert time.monotonic() - started < 5
+        theirs.close()
+        with pytest.raises(wire.WireError, match="closed"):
+            wire.receive(ours, time.monotonic() + 1)
+        with pytest.raises(wire.WireError, match="cannot send"):
+            wire.send(ours, ["x"] * 100, time.monotonic() + 1)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (Unprintable(), "Unprintable: (its message cannot be shown)"),
+        (RecursionError("maximum recursion depth exceeded in x"), "RecursionError: maximum recursion depth exceeded"),
+        (ValueError("<object object at 0x7f00aa>"), "ValueError: <object object at 0x…>"),
+        (ValueError("\ud800"), "ValueError: \ufffd"),
+        (ValueError("x" * 1000), "ValueError: " + "x" * 488 + "…"),
+    ],
+)  # fmt: skip
+def test_a_failures_words_are_the_same_in_every_run(error: Exception, text: str) -> None:
+    assert wire.failure_text(error) == text
