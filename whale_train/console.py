@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TextIO
 
 import msgspec
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -191,14 +191,16 @@ class Display:
         table = Table.grid(padding=(0, 2))
         for name, shot in self._shots.items():
             done, total = (shot.done, shot.total) if shot.total else (shot.phase_done, shot.phase_total)
-            table.add_row(
+            row: list[RenderableType] = [
                 Text(name, style="bold"),
-                Text(shot.phase, style="green" if shot.finished else ""),
-                ProgressBar(total=max(total, 1), completed=done, width=24),
+                Text(shot.phase, style="green" if shot.finished else "", no_wrap=True, overflow="ellipsis"),
                 Text(f"{done}/{total}" if total else f"{done}", justify="right"),
                 Text(f"{100 * shot.score:.1f} %" if shot.score is not None else "", justify="right"),
                 Text(_left(shot), style="dim"),
-            )
+            ]
+            if self._console.width >= 100:  # where it is narrow, the words matter more than the bar
+                row.insert(2, ProgressBar(total=max(total, 1), completed=done, width=20))
+            table.add_row(*row)
         return Group(table)
 
 
