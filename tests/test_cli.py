@@ -114,14 +114,14 @@ def test_harness_that_fails_every_time(
 ) -> None:
     Path("mine.py").write_text(source)
     line = one_line(capsys, "eval", "--harness", "mine.py")
-    assert "harness mine failed in all of 4 trial episodes" in line
+    assert "harness mine failed in all of 2 trial episodes" in line
     assert expected in line
 
 
 @pytest.mark.slow
 def test_harness_that_loops_for_ever(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
     Path("mine.py").write_text(HARNESS + "    while True:\n        pass\n    yield []\n")
-    assert "harness mine failed in all of 4 trial episodes" in one_line(capsys, "eval", "--harness", "mine.py")
+    assert "harness mine failed in all of 2 trial episodes" in one_line(capsys, "eval", "--harness", "mine.py")
 
 
 def test_policy_that_returns_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
