@@ -1,8 +1,10 @@
 """The chess demonstrations: fresh positions, legal conversations, mistakes where they are wanted and only there."""
 
 import itertools
+import random
 import re
 
+import chess
 import pytest
 
 from whale_envs.data.chess_mini import position_key, shipped
@@ -25,7 +27,7 @@ def test_demonstrations_are_the_same_for_the_same_seed():
 
 def test_no_demonstration_holds_a_shipped_tasks_position():
     kept_apart = {position_key(row.fen) for row in shipped() if row.split in SPLITS}
-    starts = [c for c in itertools.islice(demos(3, False), 300)]
+    starts = list(itertools.islice(demos(3, False), 300))
     fens = [m["content"].splitlines()[0] for c in starts for m in c if m["role"] == "user"]
     fens = [f for f in fens if re.match(r"[\w/]+ [wb] ", f)]
     assert len(fens) > 150
@@ -33,10 +35,6 @@ def test_no_demonstration_holds_a_shipped_tasks_position():
 
 
 def test_positions_are_mates_and_turned_lines_stay_right():
-    import random
-
-    import chess
-
     positions = Positions(random.Random(4))
     for _ in range(60):
         fen, gold = positions.draw()
@@ -63,8 +61,6 @@ def test_noisy_demonstrations_have_each_kind_of_mistake_and_right_moves_too():
 
 @pytest.mark.parametrize(("name", "least"), [("h0", 0.3), ("strong", 0.85)])
 def test_a_clean_expert_is_bound_by_what_the_harness_shows(name, least):
-    import random
-
     solved = 0
     rows = [row for row in shipped() if row.split == "demo" and row.gold.mate_in == 1][:80]
     for row in rows:

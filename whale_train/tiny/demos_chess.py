@@ -170,7 +170,7 @@ def play(harness: Harness, task: Task, draw: random.Random, noise: bool) -> Iter
     """The conversations of one episode: one, or one for each context that the harness began."""
     world = ChessWorld(task)
     expert = Expert(world, draw, noise)
-    session = InProcessSession(harness, task.view(), Toolbox(world.tools), draw.randrange(2**31))
+    session = InProcessSession(harness, task.shown, Toolbox(world.tools), draw.randrange(2**31))
     conversation: list[Message] = []
     outcome = session.resume(None)
     while isinstance(outcome, Ask) and not world.over:
