@@ -8,6 +8,20 @@ import re
 from whale_train.policies.base import Request
 
 _QUESTION = re.compile(r"What is the (.+)\?")
+_FACT = re.compile(r"(?:Its|Their) (.+) is (.+)\.")
+
+
+def facts(shown: str) -> dict[tuple[str, str], str]:
+    """(entity, relation): value, from passages as harnesses show them: a title, then lines about it."""
+    found: dict[tuple[str, str], str] = {}
+    title = ""
+    for line in shown.splitlines():
+        fact = _FACT.fullmatch(line.strip())
+        if fact:
+            found[title, fact[1]] = fact[2]
+        elif not line.endswith("."):
+            title = line.strip()
+    return found
 
 
 def searcher(request: Request, bad_format: float = 0.3) -> str:
@@ -20,13 +34,12 @@ def searcher(request: Request, bad_format: float = 0.3) -> str:
     if rng.random() < bad_format:
         return "I am not sure."
     shown = "\n".join(m["content"] for m in request.ask.messages if m["role"] != "assistant")
-    found = _QUESTION.search(shown)
+    found, known = _QUESTION.search(shown), facts(shown)
     if found is None:
         return "<search>something</search>"
     *relations, entity = found[1].split(" of ")
     for relation in reversed([r.removeprefix("the ") for r in relations]):
-        line = re.search(rf"The {relation} of {entity} is ([^.]+)\.", shown)
-        if line is None:
+        if (entity, relation) not in known:
             return f"<search>{entity} {relation}</search>"
-        entity = line[1]
+        entity = known[entity, relation]
     return f"<answer>{entity}</answer>"

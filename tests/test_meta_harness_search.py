@@ -143,7 +143,7 @@ def test_the_split_is_disjoint_and_depends_on_nothing_but_ids(domain: Domain) ->
 
 REFUSED = {
     "does not parse": "def run(task, tools:\n",
-    "no function `run`": "def go(task, tools):\n    yield []\n",
+    "no function `run(": "def go(task, tools):\n    yield []\n",
     "never yields": "def run(task, tools):\n    return 1\n",
     "takes (task, tools)": "def run(task):\n    yield []\n",
     "ZeroDivisionError": H0.source.replace("    messages = ", "    1 / 0\n    messages = "),
@@ -152,13 +152,13 @@ REFUSED = {
     "no tool": H0.source.replace("        reply = yield", "        tools.answer()\n        reply = yield"),
     "may not import": H0.source.replace("from whale_envs.harness", "import os\nfrom whale_envs.harness"),
     "the same program as": "# Another comment.\n" + H0.source,
-    "changes nothing": H0.source.replace("    return None\n", "    x = 1\n    return None\n"),
+    "changes nothing": H0.source.replace("    messages = ", "    unused = 1\n    messages = "),
     "though the model says nothing": (
         "import re\n\n\ndef run(task, tools):\n    yield [{'role': 'user', 'content': 'x'}]\n"
         "    hops = task.question[len('What is the '):-1].split(' of ')\n    name = hops[-1]\n"
         "    for hop in reversed(hops[:-1]):\n        hop = hop.removeprefix('the ')\n"
         "        text = tools.search(f'{name} {hop}', k=1)[0].text\n"
-        "        found = re.search(f'The {hop} of {name} is ([^.]+)', text)\n"
+        "        found = re.search(f'(?:Its|Their) {hop} is ([^.]+)', text)\n"
         "        name = found[1] if found else name\n"
         "    return name\n"
     ),
