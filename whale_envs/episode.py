@@ -35,18 +35,14 @@ class Reply(msgspec.Struct, frozen=True):
         return ReplyView(self.text, self.finish_reason, tuple(self.tool_calls))
 
 
-class _Timed(msgspec.Struct):
-    """A record with `seconds`: two are equal when they went the same way, however long each took."""
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, f) == getattr(other, f) for f in self.__struct_fields__ if f != "seconds")
-
-    __hash__ = None  # type: ignore[assignment]
+def _went_alike(one: msgspec.Struct, other: object) -> bool:
+    """Whether two records are equal but for `seconds`: how long a thing took is no part of what happened."""
+    return type(one) is type(other) and all(
+        getattr(one, f) == getattr(other, f) for f in one.__struct_fields__ if f != "seconds"
+    )
 
 
-class ToolCall(_Timed, frozen=True, eq=False):
+class ToolCall(msgspec.Struct, frozen=True, eq=False):
     """A tool call that a harness made, after model call number `after` (0: before the first)."""
 
     name: str
@@ -55,6 +51,9 @@ class ToolCall(_Timed, frozen=True, eq=False):
     result: Any
     seconds: float
     after: int
+
+    def __eq__(self, other: object) -> bool:
+        return _went_alike(self, other)
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,7 +80,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
 
 
-class Episode(_Timed, eq=False):
+class Episode(msgspec.Struct, eq=False):
     """A finished episode. `behaviours` are the domain's yes/no facts about it (True counts as 1 in a mean)."""
 
     task_id: str
@@ -96,6 +95,9 @@ class Episode(_Timed, eq=False):
     behaviours: dict[str, bool] = {}
     failure: Failure | None = None
     seconds: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return _went_alike(self, other)
 
     @property
     def score(self) -> float:
