@@ -35,7 +35,7 @@ DEMOS = {
 CHUNK = 100
 #: Weight of the loss on what the model reads. Names come back there again and again, so that copying is learned
 #: from every passage; on the assistant's words alone the loss stays on a plateau for long.
-READ = 0.3
+READ = 0.1
 
 
 @dataclass(frozen=True)
