@@ -13,6 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import landlockpy
+
 from whale_envs.errors import UserError
 from whale_envs.sandbox import layers
 
@@ -41,7 +43,7 @@ ENVIRONMENT = {
 }
 #: Where the packages are that a clean process imports. Python finds it by itself in an environment or a system
 #: directory, and not where a user installed for himself (`-s`).
-_PACKAGES = Path(layers.landlockpy.__file__).parent.parent
+_PACKAGES = Path(str(landlockpy.__file__)).parent.parent
 if not _PACKAGES.is_relative_to(sys.prefix):
     ENVIRONMENT["PYTHONPATH"] = str(_PACKAGES)
 

@@ -26,7 +26,7 @@ from whale_envs.harness.helpers import ExecResult
 from whale_envs.sandbox import isolation
 
 OUTPUT_BYTES = 64 * 1024  # of standard output and standard error each
-START_SECONDS = 120.0  # importing sympy takes one; a machine may be busy
+START_SECONDS = 300.0  # importing sympy takes three, and forty on a machine that is busy with other things
 _EXITED = struct.Struct("<cid")
 _EXIT_STATUS = {0: "ok", 3: "memory"}  # `runner`'s exit codes; all others are errors
 _HERE = Path(__file__).parent

@@ -163,7 +163,8 @@ def main() -> None:
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection in a child would otherwise copy every page
-    zygote.control.send(b"ready")
+    with contextlib.suppress(BrokenPipeError):  # the caller is gone already, which `serve` will find
+        zygote.control.send(b"ready")
     try:
         zygote.serve()
     finally:
