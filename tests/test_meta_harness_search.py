@@ -56,6 +56,7 @@ class ListProposer:
 
     name = "list"
     cost = Cost()
+    exchanges = ()
 
     def __init__(self, *asks: list[Proposal] | Exception) -> None:
         self.asks = list(asks)

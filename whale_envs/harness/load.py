@@ -71,11 +71,14 @@ def _check(source: str, name: str) -> CodeType:
 
 def _yields(node: ast.AST) -> bool:
     """Whether `node` holds a yield of its own function, not of one nested in it."""
-    if isinstance(node, ast.Yield | ast.YieldFrom):
-        return True
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.GeneratorExp):
-        return False
-    return any(_yields(child) for child in ast.iter_child_nodes(node))
+    waiting = [node]  # no recursion: a source may nest deeper than Python's stack
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.GeneratorExp):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def seed_names(domain: str) -> list[str]:

@@ -3,6 +3,7 @@
     archive.json                    the index: phase, accepted harness, every candidate with its scores
     rounds.jsonl                    one line a finished round: what was proposed, what came of it
     proposals/<phase>-<round>-<ask>.json  what the proposer handed in, as it was handed in
+    exchanges/<phase>-<round>-<ask>.jsonl what it said to a service and heard, one line an exchange
     candidates/<hash>/harness.py    the source
                       hypothesis.md what its author expected
                       parents.json  what it was made from, along which axes, and what the gate said
@@ -262,6 +263,13 @@ class Archive:
         """File what was proposed, so that a killed round goes on with it and not with others."""
         write_atomic(self._proposals(phase, round, ask), _pretty(proposals))
 
+    def keep_exchanges(self, phase: str, round: int, ask: int, exchanges: Sequence[str]) -> None:
+        """File what a proposer said and heard, after what an attempt that was broken off has left."""
+        path = self.folder / "exchanges" / (self._proposals(phase, round, ask).stem + ".jsonl")
+        before = path.read_bytes() if path.exists() else b""
+        if exchanges:
+            write_atomic(path, before + "".join(line + "\n" for line in exchanges).encode())
+
     def finish_round(self, done: Round) -> None:
         """File a finished round and what it accepted."""
         self.rounds.append(done)
@@ -280,15 +288,16 @@ def tree_hash(source: str) -> str:
     """A hash of the source's syntax tree without docstrings and layout; of the text when it does not parse."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return hashlib.sha256(source.encode()).hexdigest()[:12]
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-            and ast.get_docstring(node, clean=False) is not None
-        ):
-            node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+                and ast.get_docstring(node, clean=False) is not None
+            ):
+                node.body = node.body[1:]
+        text = ast.dump(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep nesting may parse and still not dump
+        text = source
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _outcome(key: ScoreKey, episode: Episode) -> Outcome:

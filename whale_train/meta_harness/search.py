@@ -151,7 +151,11 @@ class _Phase:
         asked = self.archive.proposals(self.phase.key, number, ask)
         if asked is None:
             before, begun = self.proposer.cost, time.perf_counter()
-            proposals, note = self._ask(number, ask, wanted, unit)
+            heard = len(self.proposer.exchanges)
+            try:
+                proposals, note = self._ask(number, ask, wanted, unit)
+            finally:  # what was said is kept whatever came of it
+                self.archive.keep_exchanges(self.phase.key, number, ask, self.proposer.exchanges[heard:])
             if note:
                 self.progress.say(f"{unit}: {note}")
             seconds = round(time.perf_counter() - begun, 3)

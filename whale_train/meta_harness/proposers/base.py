@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -58,6 +59,10 @@ class Proposer(Protocol):
     @property
     def cost(self) -> Cost:
         """What it has used so far."""
+
+    @property
+    def exchanges(self) -> Sequence[str]:
+        """What it has said to a service and heard so far, one JSON line an exchange, without keys; none without one."""
 
     def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
         """Up to `count` candidates for the archive's current phase (`archive.phase`, `archive.accepted`).

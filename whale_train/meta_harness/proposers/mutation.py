@@ -39,6 +39,7 @@ class MutationProposer:
 
     name = "mutation"
     cost = Cost()
+    exchanges: Sequence[str] = ()
 
     def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
         """Up to `count` candidates that the archive does not hold; see `Proposer.propose`."""
