@@ -51,8 +51,7 @@ class Entity:
 
     def passage(self) -> Passage:
         """Its passage: what it is, then one sentence a fact."""
-        whose = "Their" if self.kind == "person" else "Its"
-        sentences = [f"{self.name} is a {self.kind}.", *(f"{whose} {relation} is {value}." for relation, value in self.facts)]
+        sentences = [f"{self.name} is a {self.kind}.", *(f"{self.name}'s {r} is {value}." for r, value in self.facts)]
         return Passage(self.name.lower().replace(" ", "-"), self.name, "\n".join(sentences))
 
 

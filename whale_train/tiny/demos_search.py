@@ -63,7 +63,7 @@ def run(task, tools):
 
 def _harness(draw: random.Random) -> Harness:
     said = draw.choice(SYSTEMS)
-    shown = draw.choice([f"p.head({draw.choice([15, 20, 20, 25, 30, 60])})", f"p.snippets(query, {draw.choice([1, 2, 2, 3])})"])
+    shown = draw.choice([f"p.head({draw.choice([17, 23, 23, 29, 35, 60])})", f"p.snippets(query, {draw.choice([1, 2, 2, 3])})"])
     reminder = f"messages += [reply.message, user({draw.choice(REMINDERS)!r})]; continue"
     source = HARNESS.format(
         system=f"system({said!r}), " if said else "",
@@ -124,13 +124,10 @@ class Expert:
 
 
 def _facts(shown: str) -> Iterator[tuple[str, str, str]]:
-    """(entity, relation, value) of each fact in a result: an entity's title or opening comes before its facts."""
-    owner = ""
+    """(entity, relation, value) of each fact in a result."""
     for line in shown.splitlines():
-        if fact := re.fullmatch(r"(?:Its|Their) (\w+) is (.+)\.", line):
-            yield owner, fact[1], fact[2]
-        else:
-            owner = line.partition(" is a ")[0]
+        if fact := re.fullmatch(r"(.+)'s (\w+) is (.+)\.", line):
+            yield fact[1], fact[2], fact[3]
 
 
 def demos(seed: int, noise: bool) -> Iterator[list[Message]]:

@@ -35,7 +35,7 @@ DEMOS = {
 CHUNK = 100
 #: Weight of the loss on what the model reads. Names come back there again and again, so that copying is learned
 #: from every passage; on the assistant's words alone the loss stays on a plateau for long.
-READ = 0.1
+READ = 0.3
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PretrainConfig:
     batch_tokens: int = 4096
     """Tokens in a step, padding included."""
     lr: float = 2e-3
-    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 35 %, cosine to zero."""
+    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 50 %, cosine to zero."""
     noisy_from: float = 0.7
     """Share of the steps after which demonstrations have mistakes."""
     vocab: int = 1280
@@ -65,7 +65,7 @@ def learning_rate(step: int, config: PretrainConfig) -> float:
     if step < 50:
         return config.lr * (step + 1) / 50
     share = step / config.steps
-    return config.lr if share < 0.35 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.35) / 0.65))
+    return config.lr if share < 0.5 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.5) / 0.5))
 
 
 def batches(
