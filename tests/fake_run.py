@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from whale_envs import Harness, load_domain, load_harness
+from whale_envs import Harness, load_domain
 from whale_envs.episode import write_atomic
 from whale_train.config import RunConfig
 from whale_train.evaluate import evaluate
@@ -24,6 +24,26 @@ CURVES = {
     "weights-only": [("start", 0, 0.2, 0), ("weights", 900, 0.36, 0), ("weights", 1800, 0.4, 0)],
     "harness-only": [("start", 0, 0.2, 0), ("harness", 900, 0.3, 1), ("harness", 1800, 0.33, 1)],
 }  # fmt: skip
+
+
+#: A harness of this file's own, so that the shipped ones may change.
+START = """from whale_envs.harness import tag, tool, user
+
+TURNS = 3
+PASSAGES = 1
+WORDS = 24
+
+
+def run(task, tools):
+    messages = [user(f"Question: {task.question}\\nAnswer in <answer>...</answer>.")]
+    for _ in range(TURNS):
+        reply = yield messages
+        if answer := tag(reply.text, "answer"):
+            return answer
+        found = tools.search(tag(reply.text, "search") or "", k=PASSAGES)
+        messages += [reply.message, tool("\\n".join(p.head(WORDS) for p in found))]
+    return None
+"""
 
 
 def scripted(skill: float, name: str) -> ScriptedPolicy:
@@ -44,7 +64,7 @@ def scripted(skill: float, name: str) -> ScriptedPolicy:
 
 def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES)) -> Path:
     """A finished run folder with these arms, each point tested on `tasks` tasks, 8 repeats each."""
-    domain, h0 = load_domain("search-qa"), load_harness("h0", "search-qa")
+    domain, h0 = load_domain("search-qa"), Harness(START, "start", trusted=True)
     source = h0.source.replace("PASSAGES = 1", "PASSAGES = 2").replace("WORDS = 24", "WORDS = 48")
     changed = Harness(source, "changed", trusted=True)
     config = RunConfig(out=folder)
