@@ -207,9 +207,10 @@ def test_a_jailed_harness_cannot(reaching: HarnessEnv, name: str) -> None:
 def test_a_jailed_harness_cannot_find_the_answer(reaching: HarnessEnv) -> None:
     hunt = """
 gc = sys.modules["importlib"].import_module("gc")
-gold = "-".join(("GOLD", "weight"))
-found = [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and gold in repr(o)]
-x = found, sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in m or "domain" in m or "contract" in m]
+def hunt():  # a function's locals are in no dict, so that the hunt does not find itself
+    gold = "-".join(("GOLD", "weight"))
+    return [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and gold in repr(o)]
+x = hunt(), sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in m or "domain" in m or "contract" in m]
 """
     reaching.reset(seed=0)
     episode = step(reaching, hunt)

@@ -7,6 +7,7 @@ convention the content of the model's `\boxed{}`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from whale_envs.data.math_files import load_math_file
@@ -39,7 +40,8 @@ class MathWorld(World):
         """Run a program; what it prints is in the result's `stdout`, its traceback in `stderr`."""
         if not isinstance(code, str):
             raise ToolUseError(f"python(code) takes a program as a string, not {type(code).__name__}")
-        return self._run_code(code)
+        # its time is real, and a harness that showed it would play other episodes from the same seed
+        return replace(self._run_code(code), seconds=0.0)
 
     def verdict(self, answer: Any) -> Verdict:
         """1 when `answer` is the gold integer (see `whale_envs.verifiers.math_answer`)."""

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from whale_envs.domains import DOMAINS
@@ -61,7 +62,7 @@ def _load(where: str, name: str, sampling: Sampling | None, max_batch: int, devi
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32 if device == "cpu" else "auto")
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         line = " ".join(str(error).split())[:300]
         raise UserError(f"cannot load a causal language model from {where}: {line}") from error
     return TransformersPolicy(model, tokenizer, sampling, name, max_batch, device)

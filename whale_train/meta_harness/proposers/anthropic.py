@@ -255,10 +255,8 @@ class _Conversation:
         raise self._error(f"{failure} (asked {attempt + 1} times)")
 
     def _stream(self, answer: Answer) -> None:
-        stream: anthropic.Stream[Any] = self.client.messages.create(  # type: ignore[call-overload]
-            **self.request, messages=self.messages, stream=True
-        )
-        with stream:
+        create: Any = self.client.messages.create  # plain JSON goes in, where the SDK's types want its own
+        with create(**self.request, messages=self.messages, stream=True) as stream:
             for event in anthropic.Stream.raw_events(stream.response):  # pings too: a deadline must hold beside them
                 if time.monotonic() > self.deadline:
                     raise self._error(f"it reached the limit of {self.limits.minutes:g} minutes")
