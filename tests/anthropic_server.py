@@ -118,7 +118,7 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if self.path != "/v1/messages" or not self.headers["anthropic-version"]:
                 server.wrong.append(f"{self.path} {self.headers}")
-            if self.headers["x-api-key"] != KEY:
+            if KEY not in (self.headers["x-api-key"], (self.headers["authorization"] or "").removeprefix("Bearer ")):
                 server.wrong.append("another key")
             server.requests.append(body)
             server.wrong += problems(body)

@@ -159,7 +159,7 @@ REFUSED = {
         "    hops = task.question[len('What is the '):-1].split(' of ')\n    name = hops[-1]\n"
         "    for hop in reversed(hops[:-1]):\n        hop = hop.removeprefix('the ')\n"
         "        text = tools.search(f'{name} {hop}', k=1)[0].text\n"
-        "        found = re.search(f'(?:Its|Their) {hop} is ([^.]+)', text)\n"
+        "        found = re.search(f\"{name}'s {hop} is ([^.]+)\", text)\n"
         "        name = found[1] if found else name\n"
         "    return name\n"
     ),

@@ -238,12 +238,14 @@ class _Conversation:
         """Send what there is and take the answer; what asking again can mend is asked again."""
         for attempt in range(self.limits.retries + 1):
             answer, begun, wait = Answer(), time.monotonic(), 0.0
-            failure = ""
+            failure = "interrupted"
             try:
                 self._stream(answer)
+                failure = ""
             except (StreamError, httpx2.HTTPError, anthropic.APIError) as error:
-                failure, wait = self._failure(error)
-            finally:  # an interrupted answer has cost something too
+                failure = self._described(error)
+                wait = self._wait(error, failure)
+            finally:  # a broken answer has cost something too
                 self._note(answer, time.monotonic() - begun, failure)
             if not failure:
                 return answer
@@ -265,24 +267,27 @@ class _Conversation:
         if not answer.finished:
             raise StreamError("the stream ended before the answer did")
 
-    def _failure(self, error: Exception) -> tuple[str, float]:
-        """What went wrong, and the seconds that the service asks to wait. Raises when asking again would not help."""
-        said = f"{type(error).__name__}: {error}" if isinstance(error, httpx2.HTTPError) else str(error)
+    def _described(self, error: Exception) -> str:
+        """What went wrong, in one line."""
         if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException):
-            said = f"nothing was heard for {self.limits.silence:g} s"
+            return f"nothing was heard for {self.limits.silence:g} s"
+        if isinstance(error, anthropic.APIStatusError):
+            return self._line(f"HTTP {error.status_code} ({error.api_message or error.message})")
+        kind = f"{type(error).__name__}: " if isinstance(error, httpx2.HTTPError) else ""
+        return self._line(f"{kind}{error}")
+
+    def _wait(self, error: Exception, failure: str) -> float:
+        """The seconds that the service asks to wait, 0 for none. Raises when asking again would not help."""
         if not isinstance(error, anthropic.APIStatusError):
-            return said, 0.0
+            return 0.0
         status = error.status_code
-        said = f"HTTP {status} ({error.api_message or error.message})"
         if status in USERS:
-            where = f"the Messages API at {self.client.base_url}"
-            raise UserError(self._line(f"{where} answers {said}: {USERS[status]}, or use --proposer mutation"))
+            where = f"the Messages API at {self.client.base_url} answers {failure}"
+            raise UserError(self._line(f"{where}: {USERS[status]}, or use --proposer mutation"))
         if status not in TRANSIENT and status < 500:
-            raise self._error(said)
-        try:
-            return said, max(0.0, float(error.response.headers.get("retry-after", 0)))
-        except ValueError:  # a date
-            return said, 0.0
+            raise self._error(failure)
+        asked = error.response.headers.get("retry-after", "")
+        return float(asked) if asked.isdecimal() else 0.0  # it may be a date
 
     def _note(self, answer: Answer, seconds: float, failure: str) -> None:
         """Pay for an exchange and log it: each message once, the brief and the tools with the first."""
