@@ -14,7 +14,7 @@ from whale_train.schedules import ARMS
 
 pytestmark = pytest.mark.slow
 
-SMALL = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32".split()
+SIZES = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32"
 #: What progress says when each part of a run is under way, by arm.
 MOMENTS = [
     ("whale", "cycle 1 weights"),
@@ -26,7 +26,7 @@ MOMENTS = [
 
 
 def start(out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "whale_train.cli", "run", "--seed", "3", "--out", str(out), *SMALL]
+    command = [sys.executable, "-m", "whale_train.cli", "run", "--seed", "3", "--out", str(out), *SIZES.split()]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
 

@@ -46,7 +46,7 @@ def test_every_answer_can_be_read_off_the_passages_that_the_question_leads_to(se
         at = question.entity
         for relation in question.path:
             sentences = world.entities[at].passage().text.splitlines()
-            (found,) = [s for s in sentences if s.startswith(f"{at}'s {relation} is ")]
+            (found,) = [s for s in sentences[1:] if s.split()[1] == relation]
             at = found.partition(" is ")[2].rstrip(".")
         assert at == question.answer
 
@@ -60,7 +60,9 @@ def test_a_title_finds_its_own_passage_first_but_for_a_few_that_others_mention_o
 @given(st.text(), st.integers(1, 20))
 @settings(max_examples=200, deadline=None)
 def test_any_query_gives_at_most_k_passages_in_falling_order_and_always_the_same(query, k):
-    retriever = Retriever([Passage(str(i), f"Title {i}", text) for i, text in enumerate(["a b", "b c", "Éclair ça", "c d"])])
+    retriever = Retriever(
+        [Passage(str(i), f"Title {i}", text) for i, text in enumerate(["a b", "b c", "Éclair ça", "c d"])]
+    )
     found = retriever.search(query, k)
     assert len(found) <= k
     assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
@@ -93,7 +95,11 @@ def test_an_answer_matches_itself_whatever_its_case_articles_and_punctuation(ans
 
 def test_rows_that_cannot_be_scored_are_dropped_and_counted(tmp_path):
     rows = [{"question": f"q{i}?", "answers": ["x"]} for i in range(4)]
-    rows += [{"question": "Q1", "answer": "b"}, {"question": "q9", "answers": ["*"]}, {"question": "?", "answers": ["x"]}]
+    rows += [
+        {"question": "Q1", "answer": "b"},
+        {"question": "q9", "answers": ["*"]},
+        {"question": "?", "answers": ["x"]},
+    ]
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(json.dumps(r) for r in rows))
     splits = read_questions(path)
@@ -120,7 +126,7 @@ def test_a_malformed_question_file_is_one_line_that_names_the_place(tmp_path, co
 
 
 def test_a_missing_file_and_a_dataset_without_a_corpus_say_what_was_expected(tmp_path):
-    with pytest.raises(UserError, match="cannot read .*expected a JSONL file"):
+    with pytest.raises(UserError, match=r"cannot read .*expected a JSONL file"):
         load_domain("search-qa", f"{tmp_path}/none.jsonl,corpus={tmp_path}/none.jsonl")
     with pytest.raises(UserError, match="names no corpus"):
         load_domain("search-qa", "questions.jsonl")

@@ -57,7 +57,9 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; free some space, then run the same command again") from error
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror}; free some space, then run the same command again"
+            ) from error
 
     def rollouts(self, *kinds: str) -> int:
         """Rollouts of these kinds so far (of every kind but "test" when none is named)."""

@@ -41,7 +41,9 @@ class Pool:
                     self._jobs.pop(job)(job.result())
                 between()
         except BrokenProcessPool:
-            raise UserError("a worker process was killed (out of memory?): the same command goes on from here") from None
+            raise UserError(
+                "a worker process was killed (out of memory?): the same command goes on from here"
+            ) from None
 
 
 @contextmanager

@@ -94,7 +94,8 @@ def _request(env: HarnessEnv, ask: Ask) -> Request:
     assert episode is not None
     cap = min(ask.max_tokens or env.domain.max_tokens, env.domain.max_tokens)
     # a seed per call: the episode's, moved on by the number of calls made
-    return Request(ask, (episode.seed + 7919 * len(episode.calls)) % 2**48, cap, episode.calls[-1] if episode.calls else None)
+    seed = (episode.seed + 7919 * len(episode.calls)) % 2**48
+    return Request(ask, seed, cap, episode.calls[-1] if episode.calls else None)
 
 
 def _finished(env: HarnessEnv, policy: Policy) -> Episode:

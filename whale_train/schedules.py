@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +53,7 @@ def schedule(arm: str, steps: int, rounds: int, cycles: int, costs: Costs) -> li
 def _shares(total: int, parts: int) -> list[int]:
     """`total` in `parts` whole parts that differ by at most one, none empty."""
     cuts = [round(total * i / parts) for i in range(parts + 1)]
-    return [b - a for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return [b - a for a, b in itertools.pairwise(cuts) if b > a]
 
 
 def planned_rollouts(phases: list[Phase], costs: Costs) -> int:

@@ -43,7 +43,17 @@ def split_by_content(tasks: Mapping[str, Task], dropped: dict[str, int], name: s
     """
     order = sorted(tasks, key=lambda content: hashlib.sha256(content.encode()).digest())
     if len(order) < 3:
-        raise UserError(f"{name} keeps {len(order)} rows: expected at least 3, one a split; dropped: {dropped or 'none'}")
+        raise UserError(
+            f"{name} keeps {len(order)} rows: expected 3 or more, one a split; dropped: {dropped or 'none'}"
+        )
     quarter = max(1, len(order) // 4)
-    parts = {"test": order[:quarter], "harness": order[quarter : 2 * quarter], "weight": order[2 * quarter :]}
-    return Splits(**{s: TaskSet([tasks[c] for c in part], f"{name}, {s}") for s, part in parts.items()}, dropped=dropped)
+
+    def part(split: str, contents: list[str]) -> TaskSet:
+        return TaskSet([tasks[c] for c in contents], f"{name}, {split}")
+
+    return Splits(
+        weight=part("weight", order[2 * quarter :]),
+        harness=part("harness", order[quarter : 2 * quarter]),
+        test=part("test", order[:quarter]),
+        dropped=dropped,
+    )

@@ -53,7 +53,8 @@ def read_questions(path: str | Path) -> Splits:
             drop("duplicate question")
         else:
             # named by its line: files that were put together from several hold an id twice
-            tasks[content] = Task(f"{Path(path).stem}:{number}", {"question": question}, usable, str(row.get("dataset", "")))
+            name = f"{Path(path).stem}:{number}"
+            tasks[content] = Task(name, {"question": question}, usable, str(row.get("dataset", "")))
     return split_by_content(tasks, dropped, str(path))
 
 
@@ -62,7 +63,8 @@ def _question(row: dict[str, Any], where: str) -> tuple[str, list[str]]:
     column = next((c for c in _ANSWERS if c in row), None)
     if not isinstance(question, str) or column is None:
         raise UserError(
-            f"{where} is no question: expected question and one of {', '.join(_ANSWERS)}, found {', '.join(sorted(row))}"
+            f"{where} is no question: expected question and one of {', '.join(_ANSWERS)}, "
+            f"found {', '.join(sorted(row))}"
         )
     golds = row[column]
     if isinstance(golds, dict):  # Search-R1's reward_model column: {"target": [...]}

@@ -51,7 +51,11 @@ class Entity:
 
     def passage(self) -> Passage:
         """Its passage: what it is, then one sentence a fact."""
-        sentences = [f"{self.name} is a {self.kind}.", *(f"{self.name}'s {r} is {value}." for r, value in self.facts)]
+        whose = "Their" if self.kind == "person" else "Its"
+        sentences = [
+            f"{self.name} is a {self.kind}.",
+            *(f"{whose} {relation} is {value}." for relation, value in self.facts),
+        ]
         return Passage(self.name.lower().replace(" ", "-"), self.name, "\n".join(sentences))
 
 
@@ -122,7 +126,9 @@ class SearchWorld:
             Task(f"mini-{i}", {"question": q.text}, [q.answer], source=f"{len(q.path)}-hop")
             for i, q in enumerate(seen.values())
         ]
-        sets: dict[str, TaskSet] = {}
-        for split, size in SIZES.items():
-            sets[split], rows = TaskSet(rows[:size], f"search-qa mini world, {split}"), rows[size:]
-        return Splits(**sets)
+        first, last = SIZES["weight"], SIZES["weight"] + SIZES["harness"]
+        return Splits(
+            weight=TaskSet(rows[:first], "search-qa mini world, weight"),
+            harness=TaskSet(rows[first:last], "search-qa mini world, harness"),
+            test=TaskSet(rows[last:], "search-qa mini world, test"),
+        )

@@ -15,11 +15,10 @@ from whale_envs.data.search_world import RELATIONS, SearchWorld, lexicon
 from whale_envs.domains.search_qa import SearchQA
 from whale_envs.harness.helpers import Message
 
-#: Strings that are to be single tokens. " river is" is one, so that in a passage a relation stands right before its
-#: value: what a head that looks one token back can find, and learns many times sooner than one that looks two back.
+#: Strings that are to be single tokens.
 TOKENS = [
     *(f" {word}" for word in lexicon()),
-    *(f" {relation}{end}" for kind in RELATIONS.values() for relation in kind for end in ("", " is")),
+    *(f" {relation}" for kind in RELATIONS.values() for relation in kind),
     *(" <search>", "</search>", " <answer>", "</answer>"),
 ]
 #: Questions taken from one world before the next is made.
@@ -44,7 +43,7 @@ REMINDERS = [
     "That was not in the right format. Try again.",
     "Reply with a tag.",
 ]
-HARNESS = '''
+HARNESS = """
 from whale_envs.harness import system, tag, tool, user
 
 def run(task, tools):
@@ -58,12 +57,14 @@ def run(task, tools):
             {missing}
         found = tools.search(query, k={passages})
         messages += [reply.message, tool("\\n".join({shown} for p in found))]
-'''
+"""
 
 
 def _harness(draw: random.Random) -> Harness:
     said = draw.choice(SYSTEMS)
-    shown = draw.choice([f"p.head({draw.choice([17, 23, 23, 29, 35, 60])})", f"p.snippets(query, {draw.choice([1, 2, 2, 3])})"])
+    shown = draw.choice(
+        [f"p.head({draw.choice([15, 20, 20, 25, 30, 60])})", f"p.snippets(query, {draw.choice([1, 2, 2, 3])})"]
+    )
     reminder = f"messages += [reply.message, user({draw.choice(REMINDERS)!r})]; continue"
     source = HARNESS.format(
         system=f"system({said!r}), " if said else "",
@@ -124,10 +125,13 @@ class Expert:
 
 
 def _facts(shown: str) -> Iterator[tuple[str, str, str]]:
-    """(entity, relation, value) of each fact in a result."""
+    """(entity, relation, value) of each fact in a result: an entity's title or opening comes before its facts."""
+    owner = ""
     for line in shown.splitlines():
-        if fact := re.fullmatch(r"(.+)'s (\w+) is (.+)\.", line):
-            yield fact[1], fact[2], fact[3]
+        if fact := re.fullmatch(r"(?:Its|Their) (\w+) is (.+)\.", line):
+            yield owner, fact[1], fact[2]
+        else:
+            owner = line.partition(" is a ")[0]
 
 
 def demos(seed: int, noise: bool) -> Iterator[list[Message]]:

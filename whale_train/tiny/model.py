@@ -34,7 +34,9 @@ def build_tokenizer(texts: Iterable[str], whole: Sequence[str], vocab_size: int)
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
     tokenizer.add_tokens([t for t in whole if len(tokenizer.encode(t)) > 1])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

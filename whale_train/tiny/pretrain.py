@@ -51,7 +51,7 @@ class PretrainConfig:
     batch_tokens: int = 4096
     """Tokens in a step, padding included."""
     lr: float = 2e-3
-    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 50 %, cosine to zero."""
+    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 35 %, cosine to zero."""
     noisy_from: float = 0.7
     """Share of the steps after which demonstrations have mistakes."""
     vocab: int = 1280
@@ -65,7 +65,7 @@ def learning_rate(step: int, config: PretrainConfig) -> float:
     if step < 50:
         return config.lr * (step + 1) / 50
     share = step / config.steps
-    return config.lr if share < 0.5 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.5) / 0.5))
+    return config.lr if share < 0.35 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.35) / 0.65))
 
 
 def batches(
@@ -116,26 +116,41 @@ def pretrain(config: PretrainConfig, say: Callable[[str], None] = print) -> Path
         noise = first >= config.noisy_from * config.steps
         stream = module.demos(config.seed * 10_000 + 1 + first // CHUNK, noise)
         feed = batches(stream, tokenizer, config.batch_tokens, random.Random(f"{config.seed}/{first}"))
-        losses = [_step(model, optimizer, next(feed), learning_rate(s, config)) for s in range(first, min(first + CHUNK, config.steps))]
+        losses = [
+            _step(model, optimizer, next(feed), learning_rate(s, config))
+            for s in range(first, min(first + CHUNK, config.steps))
+        ]
         out.mkdir(parents=True, exist_ok=True)
-        state = {"config": repr(config), "step": first + CHUNK, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state = {
+            "config": repr(config),
+            "step": first + CHUNK,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
         torch.save(state, checkpoint.with_suffix(".tmp"))
         checkpoint.with_suffix(".tmp").replace(checkpoint)
         left = (time.perf_counter() - began) / (first + CHUNK - done) * (config.steps - first - CHUNK)
-        say(f"step {first + CHUNK}/{config.steps} · loss {sum(losses) / len(losses):.4f}{' · noisy' if noise else ''} · {left / 60:.0f} min left")
+        say(
+            f"step {first + CHUNK}/{config.steps} · loss {sum(losses) / len(losses):.4f}{' · noisy' if noise else ''}"
+            f" · {left / 60:.0f} min left"
+        )
     model.to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     checkpoint.unlink(missing_ok=True)
     return out
 
 
-def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor], lr: float) -> float:
+def _step(
+    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor], lr: float
+) -> float:
     """One optimiser step; returns the mean loss on what the assistant says."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     targets, weights = batch["ids"][:, 1:], batch["weights"][:, 1:]
     logits = model(input_ids=batch["ids"]).logits[:, :-1]
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(
+        weights
+    )
     ((losses * weights).sum() / weights.sum()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
