@@ -8,12 +8,20 @@ import re
 from whale_train.policies.base import Request
 
 _QUESTION = re.compile(r"What is the (.+)\?")
-_FACT = re.compile(r"^(.+)'s (.+) is (.+)\.$", re.MULTILINE)
+_FACT = re.compile(r"(?:Its|Their) (.+) is (.+)\.")
 
 
 def facts(shown: str) -> dict[tuple[str, str], str]:
-    """(entity, relation): value, from the lines of passages that are shown whole."""
-    return {(entity, relation): value for entity, relation, value in _FACT.findall(shown)}
+    """(entity, relation): value, from passages as harnesses show them: a title, then lines about it."""
+    found: dict[tuple[str, str], str] = {}
+    title = ""
+    for line in shown.splitlines():
+        fact = _FACT.fullmatch(line.strip())
+        if fact:
+            found[title, fact[1]] = fact[2]
+        elif not line.endswith("."):
+            title = line.strip()
+    return found
 
 
 def searcher(request: Request, bad_format: float = 0.3) -> str:

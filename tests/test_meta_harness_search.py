@@ -158,8 +158,8 @@ REFUSED = {
         "import re\n\n\ndef run(task, tools):\n    yield [{'role': 'user', 'content': 'x'}]\n"
         "    hops = task.question[len('What is the '):-1].split(' of ')\n    name = hops[-1]\n"
         "    for hop in reversed(hops[:-1]):\n        hop = hop.removeprefix('the ')\n"
-        "        text = ' '.join(p.text for p in tools.search(f'{name} {hop}', k=9))\n"
-        "        found = re.search(f\"{name}'s {hop} is ([^.]+)\", text)\n"
+        "        text = tools.search(f'{name} {hop}', k=1)[0].text\n"
+        "        found = re.search(f'(?:Its|Their) {hop} is ([^.]+)', text)\n"
         "        name = found[1] if found else name\n"
         "    return name\n"
     ),
