@@ -5,7 +5,7 @@ from whale_envs.harness import system, tag, tool, user
 SYSTEM = "Answer factual questions. Search when you need to."
 TURNS = 3
 PASSAGES = 1
-WORDS = 10
+WORDS = 20
 
 
 def run(task, tools):
