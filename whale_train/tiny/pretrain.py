@@ -26,11 +26,28 @@ from whale_envs.harness.helpers import Message
 from whale_train.tiny import MODELS
 from whale_train.tiny.model import build_model, build_tokenizer, encode
 
-DEMOS = {
-    "search-qa": "whale_train.tiny.demos_search",
-    "math": "whale_train.tiny.demos_math",
-    "chess": "whale_train.tiny.demos_chess",
+
+@dataclass(frozen=True)
+class Recipe:
+    """What differs between domains: the module of the demonstrations, optimiser steps, and the size of the
+    byte-level BPE vocabulary before whole-word tokens are added."""
+
+    demos: str
+    steps: int
+    vocab: int
+
+
+RECIPES = {
+    "search-qa": Recipe("whale_train.tiny.demos_search", 2200, 1280),
+    "math": Recipe("whale_train.tiny.demos_math", 1000, 1280),
+    "chess": Recipe("whale_train.tiny.demos_chess", 1000, 512),
 }
+#: Tokens in a step, padding included.
+BATCH_TOKENS = 4096
+#: Peak learning rate of AdamW: warm-up over 50 steps, flat to 35 %, cosine to zero.
+PEAK_LR = 2e-3
+#: Share of the steps after which demonstrations have mistakes.
+NOISY_FROM = 0.7
 #: Steps between checkpoints; each chunk has demonstrations of its own seed.
 CHUNK = 100
 #: Weight of the loss on what the model reads. Names come back there again and again, so that copying is learned
@@ -46,26 +63,16 @@ class PretrainConfig:
     """search-qa, math or chess."""
     out: Path | None = None
     """Where the model goes (default: its place in the package)."""
-    steps: int = 2200
-    """Optimiser steps."""
-    batch_tokens: int = 4096
-    """Tokens in a step, padding included."""
-    lr: float = 2e-3
-    """Peak learning rate of AdamW: warm-up over 50 steps, flat to 35 %, cosine to zero."""
-    noisy_from: float = 0.7
-    """Share of the steps after which demonstrations have mistakes."""
-    vocab: int = 1280
-    """Size of the byte-level BPE vocabulary before whole-word tokens are added."""
     seed: int = 0
     """Seed of the weights and of the demonstrations."""
 
 
-def learning_rate(step: int, config: PretrainConfig) -> float:
-    """The learning rate at a step."""
+def learning_rate(step: int, steps: int) -> float:
+    """The learning rate at one of `steps` steps."""
     if step < 50:
-        return config.lr * (step + 1) / 50
-    share = step / config.steps
-    return config.lr if share < 0.35 else config.lr * 0.5 * (1 + math.cos(math.pi * (share - 0.35) / 0.65))
+        return PEAK_LR * (step + 1) / 50
+    share = step / steps
+    return PEAK_LR if share < 0.35 else PEAK_LR * 0.5 * (1 + math.cos(math.pi * (share - 0.35) / 0.65))
 
 
 def batches(
@@ -99,39 +106,41 @@ def pretrain(config: PretrainConfig, say: Callable[[str], None] = print) -> Path
 
     Raises `UserError` for an unknown domain or a checkpoint of another configuration.
     """
-    if config.domain not in DEMOS:
-        raise unknown("domain", config.domain, DEMOS)
-    module = importlib.import_module(DEMOS[config.domain])
+    if config.domain not in RECIPES:
+        raise unknown("domain", config.domain, RECIPES)
+    recipe = RECIPES[config.domain]
+    module = importlib.import_module(recipe.demos)
     out = config.out or MODELS / config.domain
     checkpoint = out / "pretrain.pt"
     sample = itertools.islice(module.demos(config.seed, False), 4000)
     texts = (f"{m['role']}\n{m['content']}" for conversation in sample for m in conversation)
-    tokenizer = build_tokenizer(texts, module.TOKENS, config.vocab)
+    tokenizer = build_tokenizer(texts, module.TOKENS, recipe.vocab)
     model = build_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, config.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.05)
     say(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    done = _resume(checkpoint, config, model, optimizer)
+    identity = f"{config} {recipe}"
+    done = _resume(checkpoint, identity, model, optimizer)
     began = time.perf_counter()
-    for first in range(done, config.steps, CHUNK):
-        noise = first >= config.noisy_from * config.steps
+    for first in range(done, recipe.steps, CHUNK):
+        noise = first >= NOISY_FROM * recipe.steps
         stream = module.demos(config.seed * 10_000 + 1 + first // CHUNK, noise)
-        feed = batches(stream, tokenizer, config.batch_tokens, random.Random(f"{config.seed}/{first}"))
+        feed = batches(stream, tokenizer, BATCH_TOKENS, random.Random(f"{config.seed}/{first}"))
         losses = [
-            _step(model, optimizer, next(feed), learning_rate(s, config))
-            for s in range(first, min(first + CHUNK, config.steps))
+            _step(model, optimizer, next(feed), learning_rate(s, recipe.steps))
+            for s in range(first, min(first + CHUNK, recipe.steps))
         ]
         out.mkdir(parents=True, exist_ok=True)
         state = {
-            "config": repr(config),
+            "config": identity,
             "step": first + CHUNK,
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
         }
         torch.save(state, checkpoint.with_suffix(".tmp"))
         checkpoint.with_suffix(".tmp").replace(checkpoint)
-        left = (time.perf_counter() - began) / (first + CHUNK - done) * (config.steps - first - CHUNK)
+        left = (time.perf_counter() - began) / (first + CHUNK - done) * (recipe.steps - first - CHUNK)
         say(
-            f"step {first + CHUNK}/{config.steps} · loss {sum(losses) / len(losses):.4f}{' · noisy' if noise else ''}"
+            f"step {first + CHUNK}/{recipe.steps} · loss {sum(losses) / len(losses):.4f}{' · noisy' if noise else ''}"
             f" · {left / 60:.0f} min left"
         )
     model.to(torch.float16).save_pretrained(out)
@@ -159,12 +168,12 @@ def _step(
     return losses[said].mean().item()
 
 
-def _resume(checkpoint: Path, config: PretrainConfig, model: Any, optimizer: Any) -> int:
+def _resume(checkpoint: Path, identity: str, model: Any, optimizer: Any) -> int:
     """Load a checkpoint if there is one; returns the steps done."""
     if not checkpoint.exists():
         return 0
     state = torch.load(checkpoint, weights_only=True)
-    if state["config"] != repr(config):
+    if state["config"] != identity:
         raise UserError(f"{checkpoint} belongs to {state['config']}: give another --out or delete it")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
