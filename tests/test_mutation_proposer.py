@@ -179,7 +179,7 @@ def test_proposals_are_new_different_readable_and_repeatable(
         assert proposal.axes and proposal.hypothesis
         assert all(p in archive for p in proposal.parents)
         assert "Changed by search" in (ast.get_docstring(ast.parse(proposal.source)) or "")
-        assert max(len(line) for line in proposal.source.splitlines()) <= 180
+        assert max(len(line) for line in proposal.source.splitlines()) <= 240
 
 
 def test_better_ancestors_are_drawn_more_often(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ from whale_train.meta_harness.proposers.view_mechanisms import VIEW_MECHANISMS
 #: error of a candidate's score on 100 tasks.
 SCALE = 0.05
 #: How often a candidate joins two ancestors, and how often it makes a second edit.
-JOINED, TWICE = 0.25, 0.4
+JOINED, TWICE = 0.15, 0.2
+#: How likely an axis that was never tried is to be drawn, beside 1 for one that was tried and made no difference:
+#: a dozen candidates a phase are few for some thirty axes, so that what is not known comes first.
+UNTRIED = 4.0
 #: Draws for one candidate before the proposer says that it has none.
 DRAWS = 200
 
@@ -132,21 +135,22 @@ def draw_edit(source: str, worth: dict[str, float], rng: random.Random, taken: S
 
 
 def axis_weights(archive: Archive) -> dict[str, float]:
-    """How often each axis is to be drawn, 1 for one that was never tried.
+    """How often each axis is to be drawn, `UNTRIED` for one that was never tried.
 
-    Each child's gain over its parent under the same weights counts for every axis that it took. The sum over one more
-    than the number of trials is the estimate, drawn towards 0 as long as trials are few.
+    Each child's gain over its parent under the same weights counts for the axes that it took, in equal shares, since
+    a trap beside a good idea is no evidence against the idea. The sum over one more than the number of trials is the
+    estimate, drawn towards 0 as long as trials are few.
     """
     gains: dict[str, list[float]] = defaultdict(list)
     for child in archive.candidates:
         for key, score in child.scores.items():
             before = [archive[p].scores[key].mean for p in child.parents if p in archive and key in archive[p].scores]
             for axis in child.axes if before else ():
-                gains[axis].append(score.mean - max(before))
+                gains[axis].append((score.mean - max(before)) / len(child.axes))
         if child.gate:
             for axis in child.axes:
-                gains[axis].append(-SCALE)
-    worth: dict[str, float] = defaultdict(lambda: 1.0)
+                gains[axis].append(-SCALE / len(child.axes))
+    worth: dict[str, float] = defaultdict(lambda: UNTRIED)
     for axis, values in gains.items():
         worth[axis] = math.exp(max(-2.0, min(2.0, sum(values) / (len(values) + 1) / SCALE)))
     return worth
