@@ -20,7 +20,7 @@ MOMENTS = [
     ("whale", "cycle 1 weights"),
     ("whale", "cycle 1 harness"),
     ("harness-only", "cycle 1 harness"),
-    ("weights-only", "cycle 2 weights"),
+    ("weights-only", "cycle 1 weights"),
     ("whale", "testing"),
 ]
 

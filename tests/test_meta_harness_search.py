@@ -104,7 +104,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_it_finds_what_helps_and_the_shadow_score_agrees(domain: Domain, tmp_path: Path) -> None:
-    config = SearchConfig(rounds=4, candidates=3, tasks=24, backoff=0)
+    config = SearchConfig(rounds=8, candidates=3, tasks=48, backoff=0)
     accepted, policy, told = run(domain, tmp_path, config=config)
     archive = Archive(tmp_path / "archive", "search-qa")
     key = archive.phase.score_key  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ def test_it_finds_what_helps_and_the_shadow_score_agrees(domain: Domain, tmp_pat
         for h in (H0, accepted)
     )
     assert after.mean > before.mean + 0.1
-    assert ledger.rollouts() == 24 * len(archive.scored()), "the shadow score steers nothing and is no search cost"
+    assert ledger.rollouts() == 48 * len(archive.scored()), "the shadow score steers nothing and is no search cost"
 
 
 def test_the_shadow_and_the_test_set_are_nowhere_in_the_archive(domain: Domain, tmp_path: Path) -> None:

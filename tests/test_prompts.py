@@ -6,7 +6,7 @@ import copy
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from policy_models import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -108,7 +108,7 @@ def _bytes_to_unicode() -> dict[int, str]:
 BYTES = _bytes_to_unicode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     st.sampled_from(sorted(TEMPLATES)), st.booleans(), TEXT, TEXT, st.lists(TEXT, min_size=1, max_size=3), st.booleans()
 )

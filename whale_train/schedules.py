@@ -37,16 +37,16 @@ def schedule(arm: str, steps: int, rounds: int, cycles: int, costs: Costs) -> li
     """The phases of an arm.
 
     "whale" alternates `steps` RSFT steps with `rounds` search rounds, `cycles` times. The other two spend the same
-    rollouts on one kind alone, in as many phases as the curve is to have points.
+    rollouts on one kind alone, in a phase a cycle, so that their curves have points.
     """
     if arm == "whale":
         return [p for c in range(1, cycles + 1) for p in (Phase(c, "weights", steps), Phase(c, "harness", rounds))]
     budget = cycles * (steps * costs.step + costs.baseline + rounds * costs.round)
     if arm == "weights-only":
-        shares = _shares(round(budget / costs.step), 2 * cycles)
+        shares = _shares(round(budget / costs.step), cycles)
         return [Phase(c, "weights", share) for c, share in enumerate(shares, 1)]
     # under unchanged weights the baseline is scored once
-    shares = _shares(round((budget - costs.baseline) / costs.round), 2 * cycles)
+    shares = _shares(round((budget - costs.baseline) / costs.round), cycles)
     return [Phase(c, "harness", share) for c, share in enumerate(shares, 1)]
 
 

@@ -95,8 +95,8 @@ class MutationProposer:
             assert base is not None
             joined = merge(*(titled(text, []) for text in (archive.source(base), ours, theirs)))
             if joined is not None and _works(joined):
-                joined = titled(joined, trail(ours)[1] + trail(theirs)[1])
                 both = f"What {parent.hash} and {donor.hash} changed of {base}"
+                joined = titled(joined, trail(ours)[1] + trail(theirs)[1] or [both])
                 hypothesis = f"{both}, together: each helps where the other does not."
                 return Proposal(joined, hypothesis, (parent.hash, donor.hash), ("merge",))
         edits = [e for e in exchanged(Code(ours), Code(theirs)) if _works(e.text)]
