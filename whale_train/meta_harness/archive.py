@@ -132,6 +132,8 @@ class Archive:
 
     def __init__(self, folder: Path, domain: str) -> None:
         self.folder = folder
+        for draft in folder.rglob(".*.tmp"):  # what a killed process had begun to write
+            draft.unlink()
         self._index = _Index(domain)
         self.rounds: list[Round] = []
         try:
