@@ -12,7 +12,7 @@ import pytest
 
 from whale_train.schedules import ARMS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # two whole runs and five that are killed
 
 SIZES = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32"
 #: What progress says when each part of a run is under way, by arm.
