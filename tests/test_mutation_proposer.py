@@ -19,7 +19,13 @@ from whale_train.meta_harness.archive import Archive, Phase, Score, ScoreKey, tr
 from whale_train.meta_harness.proposers.base import ProposerError
 from whale_train.meta_harness.proposers.code import Code
 from whale_train.meta_harness.proposers.crossover import merge, titled, trail
-from whale_train.meta_harness.proposers.mutation import MutationProposer, axis_weights, draw_edit, edits_of
+from whale_train.meta_harness.proposers.mutation import (
+    UNTRIED,
+    MutationProposer,
+    axis_weights,
+    draw_edit,
+    edits_of,
+)
 
 DOMAINS = ("search-qa", "math", "chess")
 SOURCES = {(d, n): load_harness(n, d).source for d in DOMAINS for n in ("h0", "strong")}
@@ -179,7 +185,7 @@ def test_proposals_are_new_different_readable_and_repeatable(
         assert proposal.axes and proposal.hypothesis
         assert all(p in archive for p in proposal.parents)
         assert "Changed by search" in (ast.get_docstring(ast.parse(proposal.source)) or "")
-        assert max(len(line) for line in proposal.source.splitlines()) <= 240
+        assert max(len(line) for line in proposal.source.splitlines()) <= 180
 
 
 def test_better_ancestors_are_drawn_more_often(tmp_path: Path) -> None:
@@ -201,7 +207,7 @@ def test_axes_that_helped_are_drawn_more_and_those_that_did_not_less(tmp_path: P
     worth = axis_weights(archive)
     assert worth["reminder"] > 1.5
     assert worth["TURNS down"] < 0.5
-    assert worth["retry"] < 1 < worth["never tried"]
+    assert worth["retry"] < 1 < worth["never tried"] == UNTRIED
 
 
 def test_without_a_scored_harness_the_proposer_says_so(tmp_path: Path) -> None:
