@@ -129,6 +129,7 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.send_header("transfer-encoding", "chunked")
+            self.send_header("connection", "close")  # said, or a client sends its next request into the closing one
             self.end_headers()
             try:
                 if isinstance(reply, Answer):
@@ -142,7 +143,7 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             said = {"type": "error", "error": {"type": reply.kind, "message": reply.message}}
             body = json.dumps(said).encode() if reply.body is None else reply.body
             self.send_response(reply.code)
-            for name, value in {**reply.headers, "content-length": str(len(body))}.items():
+            for name, value in {**reply.headers, "content-length": str(len(body)), "connection": "close"}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
