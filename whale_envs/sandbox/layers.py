@@ -43,6 +43,7 @@ _NOBODY = 65534
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
 _CLONE_THREAD = 0x00010000
+_CLONE_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _TCGETS = 0x5401
 
 
@@ -140,8 +141,8 @@ def landlock_abi() -> int:
         return 0
 
 
-def compile_filter() -> bytes:
-    """The allow-list as a BPF program, 8 bytes an instruction.
+def compile_filter(threads: bool = True) -> bytes:
+    """The allow-list as a BPF program, 8 bytes an instruction; `threads` says whether threads may be started.
 
     Raises `ConfinementError` where pyseccomp finds no libseccomp.
     """
@@ -156,7 +157,9 @@ def compile_filter() -> bytes:
         rules.add_rule(seccomp.ALLOW, name)
     # Threads, no processes. glibc first tries clone3, whose flags a filter cannot see: "not there" sends it to clone.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    if threads:
+        flags = _CLONE_THREAD | _CLONE_NAMESPACES
+        rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flags, _CLONE_THREAD))
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0), seccomp.Arg(2, seccomp.EQ, 0))  # reading
     rules.add_rule(seccomp.ALLOW, "ioctl", seccomp.Arg(1, seccomp.EQ, _TCGETS))  # isatty()
     for command in (1, 2, 3):  # F_GETFD, F_SETFD, F_GETFL: not F_SETOWN, which sends signals
