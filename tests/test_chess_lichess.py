@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_envs import UserError
-from whale_envs.data.chess_lichess import read_lichess
+from whale_envs.data.chess_lichess import PuzzleReader
 from whale_envs.data.chess_mini import position_key
+from whale_envs.data.reader import CONFLICT, DUPLICATE, EMPTY_LINE, SAME_ID, SHORT_ROW
 from whale_envs.domains.chess_puzzles import ChessPuzzles
 from whale_envs.task import SPLITS
 from whale_envs.verifiers.chess_line import verify_line
@@ -33,6 +34,11 @@ def put(folder, *lines, name="puzzles.csv"):
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def read_lichess(path):
+    pool = PuzzleReader().pool(PuzzleReader().read(path))
+    return list(pool.tasks.values()), dict(pool.dropped)
 
 
 def cells(row):
@@ -67,7 +73,7 @@ def test_every_shape_gives_the_same_puzzles(tmp_path, shape):
 
 def test_the_fen_is_before_the_opponents_move(tmp_path):
     puzzle = read_lichess(put(tmp_path, HEADER, *ROWS))[0][1]
-    assert puzzle.fen.startswith("8/5R2/1p2P3/p4r2/") and puzzle.fen.split()[1] == "b"
+    assert puzzle.shown["fen"].startswith("8/5R2/1p2P3/p4r2/") and puzzle.shown["side"] == "black"
     assert puzzle.gold.line == ["f5e5", "e2f1", "e5e6"]
 
 
@@ -78,11 +84,11 @@ BAD = {
     "no move for the solver": f"x1,{FEN},e5f6",
     "line ends with the opponent's move": f"x1,{FEN},e5f6 e8e1 g1f2",
     "line holds an illegal move": f"x1,{FEN},e5f6 e8a1",
-    "more than 9 solver moves": f"x1,{FEN},{' '.join(['e5f6'] * 20)}",
-    "too few columns": "x1",
-    "empty line": "",
-    "puzzle id seen before": ROWS[0].replace(" 24,", " 25,"),
-    "position seen before": ROWS[0].replace("00008", "other"),
+    "more than 17 plies": f"x1,{FEN},{' '.join(['e5f6'] * 20)}",
+    SHORT_ROW: "x1",
+    EMPTY_LINE: "",
+    SAME_ID: ROWS[0].replace("3p4/8/1N1P2R1", "3p4/7P/1N1P2R1"),
+    DUPLICATE: ROWS[0].replace("00008", "other").replace(" 24,", " 25,"),
 }
 
 
@@ -90,6 +96,15 @@ BAD = {
 def test_a_dropped_row_is_counted_with_its_reason(tmp_path, reason):
     puzzles, dropped = read_lichess(put(tmp_path, HEADER, *ROWS, BAD[reason]))
     assert len(puzzles) == len(ROWS) and dropped == {reason: 1}
+
+
+def test_rows_of_one_position_merge_when_their_lines_agree_and_are_all_dropped_when_not(tmp_path):
+    longer = ROWS[1].replace("0008Q", "long").replace("e5e6", "e5e6 f1g1 e6e1")
+    other = ROWS[1].replace("0008Q", "other").replace("f5e5 e2f1 e5e6", "f5f7")
+    puzzles, dropped = read_lichess(put(tmp_path, HEADER, *ROWS, longer))
+    assert {p.id for p in puzzles} >= {"long"} and len(puzzles) == 4 and dropped == {DUPLICATE: 1}
+    puzzles, dropped = read_lichess(put(tmp_path, HEADER, *ROWS, other, ROWS[1]))
+    assert "0008Q" not in {p.id for p in puzzles} and len(puzzles) == 3 and dropped == {CONFLICT: 3}
 
 
 def test_a_line_that_goes_on_after_mate_or_passes_is_dropped(tmp_path):
@@ -103,25 +118,26 @@ def test_a_line_that_goes_on_after_mate_or_passes_is_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([""], "no columns FEN and Moves"),
-        (["a,b,c", "1,2,3"], "no columns FEN and Moves"),
-        ([HEADER], "it is empty"),
+        ([""], "is empty"),
+        (["a,b,c", "1,2,3"], "has no header"),
+        ([HEADER], "keeps 0 rows"),
+        (["FEN,Rating"], "has no column moves"),
         ([HEADER, "x1,not a fen,e2e4 e7e5"], "1 x FEN cannot be read"),
-        ([HEADER, ROWS[0]], "expected at least 3"),
+        ([HEADER, ROWS[0]], "keeps 1 rows"),
     ],
 )
 def test_a_file_without_puzzles_is_one_clear_line(tmp_path, lines, says):
     with pytest.raises(UserError, match=says) as error:
-        ChessPuzzles(f"lichess:{put(tmp_path, *lines)}")
+        ChessPuzzles(str(put(tmp_path, *lines)))
     assert "\n" not in str(error.value) and "puzzles.csv" in str(error.value)
 
 
 def test_a_missing_or_unreadable_file_is_one_clear_line(tmp_path):
     binary = tmp_path / "binary.csv"
     binary.write_bytes(bytes(range(256)) * 10)
-    for path in (tmp_path / "missing.csv", tmp_path, binary):
-        with pytest.raises(UserError, match="cannot read") as error:
-            ChessPuzzles(f"lichess:{path}")
+    for path, says in (("missing.csv", "no file"), ("", "holds no file"), ("binary.csv", "cannot read")):
+        with pytest.raises(UserError, match=says) as error:
+            ChessPuzzles(str(tmp_path / path))
         assert "\n" not in str(error.value)
 
 
@@ -142,8 +158,8 @@ def test_whatever_rows_hold_every_one_is_kept_or_counted(tmp_path_factory, junk)
 
 
 def test_splits_do_not_depend_on_the_files_order(tmp_path):
-    one = ChessPuzzles(f"lichess:{put(tmp_path, HEADER, *ROWS)}").splits
-    other = ChessPuzzles(f"lichess:{put(tmp_path, HEADER, *reversed(ROWS), name='r.csv')}").splits
+    one = ChessPuzzles(str(put(tmp_path, HEADER, *ROWS))).splits
+    other = ChessPuzzles(str(put(tmp_path, HEADER, *reversed(ROWS), name="r.csv"))).splits
     assert all(one[s].hash == other[s].hash for s in SPLITS)
 
 
@@ -151,7 +167,7 @@ def test_splits_do_not_depend_on_the_files_order(tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_on_real_files_every_row_is_kept_or_counted_and_every_gold_line_scores(name):
     began = time.process_time()
-    domain = ChessPuzzles(f"lichess:{Path(REAL) / 'chess' / name}")
+    domain = ChessPuzzles(str(Path(REAL, "chess", name)))
     assert time.process_time() - began < 25  # seconds of this process; about 4 on an idle core for 12,008 rows
     kept = [task for split in SPLITS for task in domain.splits[split]]
     assert len(kept) + sum(domain.splits.dropped.values()) == FILES[name]

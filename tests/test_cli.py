@@ -75,7 +75,7 @@ def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("eval --harness nowhere.py", "cannot read harness nowhere.py"),
         ("eval --dataset nowhere.jsonl,corpus=c.jsonl", "nowhere.jsonl"),
         ("eval --domain math --dataset nowhere.jsonl", "nowhere.jsonl"),
-        ("eval --domain chess --dataset lichess:nowhere.csv", "nowhere.csv"),
+        ("eval --domain chess --dataset nowhere.csv", "nowhere.csv"),
         ("run --proposer mutatoin", "did you mean 'mutation'?"),
         ("run --proposer anthropic", "set ANTHROPIC_API_KEY"),
         ("search --proposer anthropic", "--proposer mutation"),

@@ -7,8 +7,8 @@ import re
 import chess
 import pytest
 
+from whale_envs.data.chess_lichess import puzzle_task
 from whale_envs.data.chess_mini import position_key, shipped
-from whale_envs.domains.chess_puzzles import puzzle_task
 from whale_envs.harness.load import load_harness
 from whale_envs.task import SPLITS
 from whale_envs.tools.board import legal_moves

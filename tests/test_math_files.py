@@ -10,16 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whale_envs  # noqa: F401  registers the envs
-from whale_envs.data.math_files import (
-    CONFLICT,
-    DUPLICATE,
-    NO_ANSWER,
-    NO_PROBLEM,
-    NOT_INTEGER,
-    content_key,
-    load_math_file,
-    read_problems,
-)
+from whale_envs.data.folder import load_splits
+from whale_envs.data.math_files import NO_ANSWER, NO_PROBLEM, NOT_INTEGER, ProblemReader, content_key
+from whale_envs.data.reader import CONFLICT, DUPLICATE
 from whale_envs.domains.math_code import MathCode
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import ExecResult
@@ -45,6 +38,11 @@ def prints(code):
     return ExecResult(code.removeprefix("print('").removesuffix("')") + "\n", "", "ok")
 
 
+def read_problems(path):
+    pool = ProblemReader().pool(ProblemReader().read(path))
+    return list(pool.tasks.values()), pool.dropped
+
+
 def rows_of(path):
     return sum(1 for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
 
@@ -64,7 +62,7 @@ def test_on_every_real_file_gold_scores_1_and_every_dropped_row_is_counted(name)
 
 @needs_real_data
 def test_real_files_drop_what_is_known_to_be_unusable():
-    dropped = {name: load_math_file(Path(REAL) / f"math/{name}.jsonl").dropped for name in FILES}
+    dropped = {name: load_splits("math", Path(REAL) / f"math/{name}.jsonl").dropped for name in FILES}
     assert dropped["aime2024"] == dropped["amc23"] == dropped["gsm8k_test_1319"] == {}
     assert dropped["math500"] == {NOT_INTEGER: 170}
     assert dropped["dapo_dev_2000"] == {DUPLICATE: 11, CONFLICT: 2}
@@ -73,7 +71,7 @@ def test_real_files_drop_what_is_known_to_be_unusable():
 @needs_real_data
 def test_an_aime_file_of_960_rows_is_30_problems(tmp_path):
     lines = (Path(REAL) / "math/aime2024.jsonl").read_text().splitlines()
-    splits = load_math_file(write(tmp_path / "aime960.jsonl", lines * 32))
+    splits = load_splits("math", write(tmp_path / "aime960.jsonl", lines * 32))
     assert sum(len(splits[s]) for s in SPLITS) == 30
     assert splits.dropped == {DUPLICATE: 930}
 
@@ -141,8 +139,8 @@ def test_every_reason_for_dropping_is_counted(tmp_path):
 @given(st.permutations(range(12)))
 def test_a_files_order_does_not_change_its_splits(tmp_path_factory, order):
     path = tmp_path_factory.mktemp("order") / "p.jsonl"
-    splits = load_math_file(write(path, [{"problem": f"problem {i}", "answer": i} for i in order]))
-    again = load_math_file(write(path, [{"problem": f"problem {i}", "answer": i} for i in range(12)]))
+    splits = load_splits("math", write(path, [{"problem": f"problem {i}", "answer": i} for i in order]))
+    again = load_splits("math", write(path, [{"problem": f"problem {i}", "answer": i} for i in range(12)]))
     for split in SPLITS:
         assert [t.id for t in splits[split]] == [t.id for t in again[split]]
     assert [len(splits[s]) for s in SPLITS] == [6, 3, 3]
@@ -172,29 +170,29 @@ def test_content_ignores_typography_and_nothing_else(a, b, same):
     [
         (["{"], r"p\.jsonl:1 is no JSON"),
         ([{"problem": "P", "answer": 1}, "[1]"], r"p\.jsonl:2 is a JSON list"),
-        ([{"answer": 1}], r"p\.jsonl:1 has no problem: expected a column problem, .*; it has answer"),
-        ([{"problem": "P", "id": 3}], r"p\.jsonl:1 has no answer: expected a column answer, "),
-        ([{"problem": {"text": "P"}, "answer": 1}], r"p\.jsonl:1: the problem is a JSON dict"),
-        ([{"problem": "P", "answer": [1, 2]}], r"p\.jsonl:1: the answer is a JSON list"),
-        (['{"problem": "\\ud800", "answer": 1}'], r"p\.jsonl:1: the problem holds half of a surrogate pair"),
+        ([{"answer": 1}], r"p\.jsonl:1 has no problem: expected a column problem or .*; it has answer"),
+        ([{"problem": "P", "id": 3}], r"p\.jsonl:1 has no answer: expected a column answer or "),
+        ([{"problem": {"text": "P"}, "answer": 1}], r"p\.jsonl:1: the problem is a dict"),
+        ([{"problem": "P", "answer": [1, 2]}], r"p\.jsonl:1: the answer is a list"),
+        (['{"problem": "\\ud800", "answer": 1}'], r"p\.jsonl:1 is no JSON .it holds half of a surrogate pair"),
         (["[" * 100_000], r"p\.jsonl:1 is no JSON"),
-        ([], r"holds 0 usable problems"),
+        ([], r"keeps 0 rows"),
         (
             [{"problem": "P", "answer": "x"}] * 3,
-            r"0 usable problems \(dropped: \{'the answer is not an integer': 3\}\)",
+            r"keeps 0 rows.*dropped: 3 x the answer is not an integer",
         ),
     ],
 )
 def test_a_malformed_row_is_one_line_with_its_number(tmp_path, rows, says):
     with pytest.raises(UserError, match=says) as caught:
-        load_math_file(write(tmp_path / "p.jsonl", rows))
+        load_splits("math", write(tmp_path / "p.jsonl", rows))
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"no file .*; check the path"):
         MathCode(str(tmp_path / "none.jsonl"))
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="holds no file whose name starts with"):
         MathCode(str(tmp_path))
     (tmp_path / "latin.jsonl").write_bytes(b'{"problem": "\xe9"}')
     with pytest.raises(UserError, match="UTF-8"):

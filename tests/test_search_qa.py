@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_envs import UserError, load_domain
-from whale_envs.data.search_files import read_corpus, read_questions
+from whale_envs.data.folder import load_splits
+from whale_envs.data.reader import DUPLICATE
+from whale_envs.data.search_files import NO_ANSWER, NO_QUESTION, read_corpus
 from whale_envs.data.search_world import SIZES, SearchWorld
 from whale_envs.domains.search_qa import SearchQA
 from whale_envs.errors import ToolUseError
@@ -96,23 +98,23 @@ def test_an_answer_matches_itself_whatever_its_case_articles_and_punctuation(ans
 def test_rows_that_cannot_be_scored_are_dropped_and_counted(tmp_path):
     rows = [{"question": f"q{i}?", "answers": ["x"]} for i in range(4)]
     rows += [
-        {"question": "Q1", "answer": "b"},
+        {"question": "Q1", "answer": "X!"},
         {"question": "q9", "answers": ["*"]},
         {"question": "?", "answers": ["x"]},
     ]
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(json.dumps(r) for r in rows))
-    splits = read_questions(path)
+    splits = load_splits("search-qa", path)
     assert sum(len(splits[s]) for s in SIZES) == 4
-    assert splits.dropped == {"duplicate question": 1, "no answer is left after normalisation": 1, "empty question": 1}
+    assert splits.dropped == {DUPLICATE: 1, NO_ANSWER: 1, NO_QUESTION: 1}
 
 
 @pytest.mark.parametrize(
     "content, said",
     [
-        (b'{"question": "x"', ":1 is not JSON"),
-        (b"[1]", ":1 holds a list"),
-        (b'{"text": "x"}', ":1 is no question: expected question"),
+        (b'{"question": "x"', ":1 is no JSON"),
+        (b"[1]", ":1 is a JSON list"),
+        (b'{"text": "x"}', ":1 has no question: expected a column question"),
         (b'{"question": "x", "answers": ["y"]}', "keeps 1 rows"),
         (b"\xff\xfe", "cannot read"),
     ],
@@ -121,12 +123,12 @@ def test_a_malformed_question_file_is_one_line_that_names_the_place(tmp_path, co
     path = tmp_path / "q.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=said) as error:
-        read_questions(path)
+        load_splits("search-qa", path)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_and_a_dataset_without_a_corpus_say_what_was_expected(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*expected a JSONL file"):
+    with pytest.raises(UserError, match=r"no file .*expected questions"):
         load_domain("search-qa", f"{tmp_path}/none.jsonl,corpus={tmp_path}/none.jsonl")
     with pytest.raises(UserError, match="names no corpus"):
         load_domain("search-qa", "questions.jsonl")

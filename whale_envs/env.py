@@ -32,7 +32,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     Args:
         domain: a domain's name ("search-qa", "math", "chess") or a loaded `Domain` to share between envs.
-        dataset: real data in place of the bundled mini world, e.g. "lichess:PATH.csv" (see the README).
+        dataset: real data in place of the bundled mini world, a prepared folder or files (see the README).
         harness: a shipped name, a path, a `Harness` or a module's `run`; one that is not trusted runs jailed.
         split: "weight", "harness" or "test"; which tasks `reset` deals, each once an epoch.
         jail: a running `Jail` of the harness to share between envs; by default an env starts its own when needed.

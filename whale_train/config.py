@@ -32,7 +32,7 @@ class Job:
     domain: str = "search-qa"
     """search-qa, math or chess."""
     dataset: str | None = None
-    """Real data in place of the bundled mini world, e.g. lichess:PATH.csv (see the README)."""
+    """Real data in place of the bundled mini world: a folder that `whale data prepare` wrote, or files."""
     harness: str = "h0"
     """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
     policy: str = "tiny"

@@ -1,133 +1,119 @@
-"""Puzzles of the Lichess open database, from a CSV file as people have it.
+"""Puzzles of the Lichess open database, from files as people have them.
 
-Columns are found by name; a file without a header has them found by content. Rows that cannot be played are
-dropped, each counted with its reason.
+Columns are found by name; in a CSV file without a header by content. A row whose line cannot be played is dropped.
 """
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from typing import ClassVar
 
 import chess
 
 from whale_envs.data.chess_mini import position_key
-from whale_envs.errors import UserError
-from whale_envs.verifiers.chess_line import ChessGold
+from whale_envs.data.files import Layout, Row
+from whale_envs.data.reader import Dropped, TaskReader
+from whale_envs.task import Task
+from whale_envs.verifiers.chess_line import ChessGold, verify_line
 
-#: Longest line kept, in moves of the solver (the paper: 1 to 9 plies; its h0 has 9 turns).
-MAX_SOLVER_MOVES = 9
+#: Longest line kept of a user's own file, in plies from the solver's first move: nine moves of the solver.
+MAX_PLIES = 17
 
 _FEN = re.compile(r"\s*([pnbrqkPNBRQK1-8]+/){7}[pnbrqkPNBRQK1-8]+ [wb] ")
 _MOVES = re.compile(r"\s*[a-h][1-8][a-h][1-8][qrbn]?( +[a-h][1-8][a-h][1-8][qrbn]?)+\s*")
 _ID = re.compile(r"\w{3,10}")
-_EXPECTED = "expected a Lichess puzzle CSV (PuzzleId,FEN,Moves,...)"
 
 
-@dataclass(frozen=True)
-class Puzzle:
-    """A puzzle with the solver to move: `fen` is the position after the opponent's first move."""
+def name_columns(rows: Sequence[Sequence[str]]) -> list[str] | None:
+    """FEN and moves by what the first row with both looks like; a short word before the FEN is the puzzle's id."""
+    for row in rows:
+        fens = [i for i, cell in enumerate(row) if _FEN.match(cell)]
+        moves = [i for i, cell in enumerate(row) if _MOVES.fullmatch(cell)]
+        if fens and moves:
+            names = [""] * len(row)
+            names[fens[0]], names[moves[0]] = "fen", "moves"
+            if fens[0] and _ID.fullmatch(row[fens[0] - 1]):
+                names[fens[0] - 1] = "puzzleid"
+            return names
+    return None
 
-    id: str
-    fen: str
-    key: str
-    gold: ChessGold
 
+class PuzzleReader(TaskReader):
+    """Lichess puzzles: the FEN is before the opponent's move, so `moves[0]` is played first.
 
-class Dropped(Exception):
-    """Why a row is not kept."""
-
-
-def read_lichess(path: Path) -> tuple[list[Puzzle], dict[str, int]]:
-    """The puzzles of a file in its order, and how many rows were dropped for which reason.
-
-    Raises `UserError` for a file that cannot be read, holds no puzzle columns, or keeps no row.
+    A task's content is its position without move counters; its mirror image and the same with colours exchanged are
+    the same content. `max_plies` is the longest line kept, from the solver's first move.
     """
-    puzzles: list[Puzzle] = []
-    dropped: Counter[str] = Counter()
-    ids: set[str] = set()
-    keys: set[str] = set()
-    for name, fen, moves in _rows(path, dropped):
+
+    domain = "chess"
+    layout = Layout(
+        expected="a table of Lichess puzzles (PuzzleId,FEN,Moves,...)",
+        columns=(("fen",), ("moves",)),
+        extras=("puzzleid",),
+        name_columns=name_columns,
+    )
+    gold: ClassVar[type] = ChessGold
+
+    def __init__(self, max_plies: int = MAX_PLIES) -> None:
+        self.max_plies = max_plies
+
+    def task(self, row: Row) -> tuple[str, Task]:
+        """See `TaskReader.task`."""
+        (_, fen), (_, moves) = self.cell(row, 0), self.cell(row, 1)
+        start, line = self._play(str(fen), moves.split() if isinstance(moves, str) else [str(m) for m in moves or ()])
+        key = position_key(start)
+        name = str(row.cells.get("puzzleid") or "").strip()
+        return key, puzzle_task(name or f"chess-{_hash(key)}", start, ChessGold(line), "lichess")
+
+    def merge(self, tasks: Sequence[Task]) -> Task | None:
+        """The longest line, if it solves each puzzle from the same position. Mirror images count as the first one."""
+        same = [t for t in tasks if _position(t) == _position(tasks[0])]
+        best = max(same, key=lambda t: len(t.gold.line))
+        agree = all(verify_line(best.gold.line[::2], best.shown["fen"], t.gold).score == 1 for t in same)
+        return best if agree else None
+
+    def _play(self, fen: str, line: list[str]) -> tuple[str, list[str]]:
+        """The position with the solver to move, and the line from there; `Dropped` when it cannot be played."""
         try:
-            puzzle = _puzzle(name, fen, moves)
-            if puzzle.id in ids:
-                raise Dropped("puzzle id seen before")
-            if puzzle.key in keys:
-                raise Dropped("position seen before")
-        except Dropped as reason:
-            dropped[str(reason)] += 1
-            continue
-        ids.add(puzzle.id)
-        keys.add(puzzle.key)
-        puzzles.append(puzzle)
-    if not puzzles:
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in dropped.most_common()) or "it is empty"
-        raise UserError(f"{path} has no row that can be played ({reasons}): {_EXPECTED}")
-    return puzzles, dict(dropped)
+            board = chess.Board(fen.strip())
+        except ValueError:
+            raise Dropped("FEN cannot be read") from None
+        if not board.is_valid():
+            raise Dropped("position is not legal")
+        if len(line) < 2:
+            raise Dropped("no move for the solver")
+        if len(line) % 2:
+            raise Dropped("line ends with the opponent's move")
+        if len(line) - 1 > self.max_plies:
+            raise Dropped(f"more than {self.max_plies} plies")
+        start = ""
+        try:
+            for i, uci in enumerate(line):
+                if not (move := board.parse_uci(uci)):
+                    raise chess.IllegalMoveError(uci)
+                line[i] = move.uci()
+                board.push(move)
+                start = start or board.fen()
+        except ValueError:
+            raise Dropped("line holds an illegal move") from None
+        return start, line[1:]
 
 
-def _rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[str, str, str]]:
-    """Each row's id (its line's number where there is none), FEN and moves."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            columns: tuple[int | None, int, int] | None = None
-            for row in lines:
-                if columns is None:
-                    columns, is_header = _columns(row, path)
-                    if is_header:
-                        continue
-                at_id, at_fen, at_moves = columns
-                if len(row) <= max(at_fen, at_moves):
-                    dropped["too few columns" if row else "empty line"] += 1
-                    continue
-                yield row[at_id] if at_id is not None else f"line{lines.line_num}", row[at_fen], row[at_moves]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {path}: {why}; {_EXPECTED}") from None
+def puzzle_task(task_id: str, fen: str, gold: ChessGold, source: str) -> Task:
+    """A puzzle as a task. `fen`: the solver to move."""
+    placement, turn = fen.split()[:2]
+    squares = re.sub(r"\d", lambda run: "." * int(run[0]), placement)  # as `str(chess.Board(fen))`, without parsing it
+    board = "\n".join(" ".join(rank) for rank in squares.split("/"))
+    return Task(task_id, {"fen": fen, "board": board, "side": "white" if turn == "w" else "black"}, gold, source)
 
 
-def _columns(first: list[str], path: Path) -> tuple[tuple[int | None, int, int], bool]:
-    """Where id, FEN and moves stand, from the file's first row, and whether that row is a header."""
-    names = [cell.strip().lower() for cell in first]
-    if "fen" in names and "moves" in names:
-        at_id = names.index("puzzleid") if "puzzleid" in names else None
-        return (at_id, names.index("fen"), names.index("moves")), True
-    fens = [i for i, cell in enumerate(first) if _FEN.match(cell)]
-    moves = [i for i, cell in enumerate(first) if _MOVES.fullmatch(cell)]
-    if not fens or not moves:
-        raise UserError(f"{path} has no columns FEN and Moves (its first row: {','.join(first)[:60]!r}): {_EXPECTED}")
-    before = fens[0] - 1
-    return (before if before >= 0 and _ID.fullmatch(first[before]) else None, fens[0], moves[0]), False
+def _position(task: Task) -> list[str]:
+    """A task's position without its move counters."""
+    fen: str = task.shown["fen"]
+    return fen.split()[:4]
 
 
-def _puzzle(name: str, fen: str, moves: str) -> Puzzle:
-    """The puzzle of one row, its line played through; `Dropped` when that cannot be done."""
-    try:
-        board = chess.Board(fen.strip())
-    except ValueError:
-        raise Dropped("FEN cannot be read") from None
-    if not board.is_valid():
-        raise Dropped("position is not legal")
-    line = moves.split()
-    if len(line) < 2:
-        raise Dropped("no move for the solver")
-    if len(line) % 2:
-        raise Dropped("line ends with the opponent's move")
-    if len(line) > 2 * MAX_SOLVER_MOVES:
-        raise Dropped(f"more than {MAX_SOLVER_MOVES} solver moves")
-    start = ""
-    try:
-        for i, uci in enumerate(line):
-            if not (move := board.parse_uci(uci)):
-                raise chess.IllegalMoveError(uci)
-            line[i] = move.uci()
-            board.push(move)
-            start = start or board.fen()
-    except ValueError:
-        raise Dropped("line holds an illegal move") from None
-    return Puzzle(name.strip(), start, position_key(start), ChessGold(line[1:]))
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,39 +1,35 @@
-r"""Math problems from a JSONL file, as people have them: columns found by name, golds checked, nothing lost silently.
+r"""Math problems from files as people have them: columns found by name, golds checked, nothing lost silently.
 
 Known shapes: `problem`/`question` with `answer` (AIME, AMC, MATH-500), GSM8K ("... #### 42"), MATH (`solution` with
-`\boxed{}`), DAPO-Math-17K (`prompt` as a list of messages in a wrapper, `reward_model.ground_truth`). Every row is
-either a task or counted in `dropped` under its reason; `len(tasks) + sum(dropped.values())` is the number of rows.
+`\boxed{}`), DAPO-Math-17K (`prompt` as a list of messages in a wrapper, `reward_model.ground_truth`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import re
 import unicodedata
-from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
+from whale_envs.data.files import Layout, Row, counts_rows
+from whale_envs.data.reader import Dropped, TaskReader
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import boxed
-from whale_envs.task import Splits, Task, TaskSet
+from whale_envs.task import Task
 from whale_envs.verifiers.math_answer import integer
 
-#: Column names, the first that a row has wins; matched without regard to case.
+#: Column names, the first that a row has wins.
 PROBLEM_COLUMNS = ("problem", "question", "prompt", "query", "input")
 GOLD_COLUMNS = (
     "answer", "final_answer", "expected_answer", "ground_truth", "gold", "target", "reward_model", "solution",
 )  # fmt: skip
 
-#: D_harness and D_test hold this many tasks each, as in the paper, or a quarter of a small file.
-HELD_OUT = 256
-
 NOT_INTEGER = "the answer is not an integer"
 NO_ANSWER = "no answer"
 NO_PROBLEM = "no problem text"
-DUPLICATE = "the same problem as an earlier row"
-CONFLICT = "the same problem with different answers"
 
 #: The prompt that the published DAPO-Math-17K wraps around each problem.
 _WRAPPER = re.compile(
@@ -44,57 +40,43 @@ _WRAPPER = re.compile(
 )
 
 
-def load_math_file(path: str | Path) -> Splits:
-    """Read, check and split a JSONL file of problems.
+def name_columns(rows: Sequence[Sequence[str]]) -> list[str] | None:
+    """The answer is the one column of integers that does not count its rows, the problem the longest other one."""
+    columns = list(zip(*(row for row in rows if len(row) == len(rows[0])), strict=True))
+    whole = [sum(1 for cell in column if integer(cell)) / len(column) >= 0.8 for column in columns]
+    answers = [i for i, column in enumerate(columns) if whole[i] and not (len(column) > 1 and counts_rows(column))]
+    texts = [i for i in range(len(columns)) if not whole[i]]
+    if len(answers) != 1 or not texts:
+        return None
+    names = [""] * len(columns)
+    names[answers[0]] = "answer"
+    names[max(texts, key=lambda i: median(map(len, columns[i])))] = "problem"
+    return names
 
-    Raises `UserError` when the file cannot be read, a row is malformed (with its line), or fewer than three tasks
-    remain.
-    """
-    tasks, dropped = read_problems(Path(path))
-    if len(tasks) < 3:
-        found = f"{path} holds {len(tasks)} usable problems (dropped: {dropped})"
-        raise UserError(f"{found}: expected at least 3, one a split")
-    return split(tasks, dropped, str(path))
 
+class ProblemReader(TaskReader):
+    """Problems with an integer answer. A task's content is its problem without typography (`content_key`)."""
 
-def read_problems(path: Path) -> tuple[list[Task], dict[str, int]]:
-    """All usable problems of a file in its order, and how many rows were dropped for which reason."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: expected a JSONL file with one math problem a line; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}; expected a JSONL file in UTF-8") from None
-    found: dict[str, list[Task]] = {}  # by content
-    dropped: Counter[str] = Counter()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        problem, gold = _columns(line, f"{path}:{number}")
-        reason = NO_PROBLEM if not problem else NO_ANSWER if not gold else ""
-        value = integer(gold)
-        if reason or value is None:
-            dropped[reason or NOT_INTEGER] += 1
-            continue
+    domain = "math"
+    layout = Layout("math problems with answers", (PROBLEM_COLUMNS, GOLD_COLUMNS), ("data_source",), name_columns)
+    gold = str
+
+    def task(self, row: Row) -> tuple[str, Task]:
+        """See `TaskReader.task`."""
+        (name, value), (column, gold) = self.cell(row, 0), self.cell(row, 1)
+        problem, answer = _problem_text(value, name, row.where), _gold_text(gold, column, row.where)
+        if not problem:
+            raise Dropped(NO_PROBLEM)
+        if not answer:
+            raise Dropped(NO_ANSWER)
+        if (number := integer(answer)) is None:
+            raise Dropped(NOT_INTEGER)
         key = content_key(problem)
-        found.setdefault(key, []).append(Task(task_id(key), {"question": problem}, value, f"{path.name}:{number}"))
-    tasks = []
-    for same in found.values():
-        if len({t.gold for t in same}) > 1:
-            dropped[CONFLICT] += len(same)
-        else:
-            tasks.append(same[0])
-            dropped[DUPLICATE] += len(same) - 1
-    return tasks, {reason: n for reason, n in dropped.items() if n}
+        return key, Task(task_id(key), {"question": problem}, number, str(row.cells.get("data_source") or ""))
 
-
-def split(tasks: list[Task], dropped: dict[str, int], name: str) -> Splits:
-    """Deal tasks to D_harness, D_test and D_weight in the order of their content's hash, not of the file."""
-    held = min(HELD_OUT, max(1, len(tasks) // 4))
-    dealt = sorted(tasks, key=lambda t: t.id)
-    harness = TaskSet(dealt[:held], f"{name} (harness)")
-    test = TaskSet(dealt[held : 2 * held], f"{name} (test)")
-    return Splits(TaskSet(dealt[2 * held :], f"{name} (weight)"), harness, test, dropped)
+    def merge(self, tasks: Sequence[Task]) -> Task | None:
+        """The first, if all have the same answer."""
+        return tasks[0] if all(t.gold == tasks[0].gold for t in tasks) else None
 
 
 def task_id(key: str) -> str:
@@ -102,6 +84,7 @@ def task_id(key: str) -> str:
     return "math-" + hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
+@functools.lru_cache(maxsize=1 << 15)  # DAPO-Math-17K has every problem a hundred times
 def content_key(problem: str) -> str:
     r"""A problem's content without its typography: two problems with one key are the same problem.
 
@@ -113,39 +96,13 @@ def content_key(problem: str) -> str:
     return re.sub(r"(?<![0-9])[.,;:?]|[.,;:?](?![0-9])", "", text)
 
 
-def _columns(line: str, where: str) -> tuple[str, str]:
-    """The problem and the gold of one row, "" for one that is there but empty; numbers keep their digits as text."""
-    try:
-        # parse_int=str: int() refuses more than 4,300 digits
-        row = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}; expected one object a line") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where} is a JSON {type(row).__name__}: expected an object with a problem and an answer")
-    by_name = {str(k).lower(): v for k, v in row.items()}
-    problem, gold = _first(by_name, PROBLEM_COLUMNS), _first(by_name, GOLD_COLUMNS)
-    if problem is None or gold is None:
-        what, known = ("problem", PROBLEM_COLUMNS) if problem is None else ("answer", GOLD_COLUMNS)
-        has = ", ".join(row) or "none"
-        raise UserError(f"{where} has no {what}: expected a column {', '.join(known)}; it has {has}")
-    return _problem_text(problem[1], where), _gold_text(gold[1], gold[0], where)
-
-
-def _first(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, Any] | None:
-    return next(((n, row[n]) for n in names if n in row), None)
-
-
-def _problem_text(value: Any, where: str) -> str:
+def _problem_text(value: Any, column: str, where: str) -> str:
     if isinstance(value, list) and value and isinstance(value[-1], dict):  # chat messages: the problem is in the last
         value = value[-1].get("content")
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{where}: the problem is a JSON {type(value).__name__}: expected a string or chat messages")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{where}: the problem holds half of a surrogate pair: write it in valid Unicode") from None
+        raise UserError(f"{where}: the {column} is a {type(value).__name__}: expected a string or chat messages")
     wrapped = _WRAPPER.match(value)
     return (wrapped["problem"] if wrapped else value).strip()
 
@@ -157,8 +114,10 @@ def _gold_text(value: Any, column: str, where: str) -> str:
         value = value[0]
     if value is None or isinstance(value, bool):
         return ""
+    if isinstance(value, int | float):  # from parquet; in JSON and CSV numbers are read as text
+        return str(value)
     if not isinstance(value, str):
-        raise UserError(f"{where}: the {column} is a JSON {type(value).__name__}: expected a string or a number")
+        raise UserError(f"{where}: the {column} is a {type(value).__name__}: expected a string or a number")
     if "####" in value:  # GSM8K: the reasoning, then the answer
         return value.rpartition("####")[2].strip()
     inner = boxed(value)

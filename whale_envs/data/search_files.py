@@ -1,26 +1,41 @@
-"""Questions and corpora from JSONL files."""
+"""Questions and passages from files as people have them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from whale_envs.data.files import read_jsonl, split_by_content
+from whale_envs.data.files import Layout, Row, counts_rows, read_jsonl
+from whale_envs.data.reader import Dropped, TaskReader
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
-from whale_envs.task import Splits, Task
+from whale_envs.task import Task
 from whale_envs.verifiers.exact_match import normalise
 
-_ANSWERS = ("answers", "golden_answers", "answer", "target")
+NO_QUESTION = "no question is left after normalisation"
+NO_ANSWER = "no answer is left after normalisation"
+
+#: Where an object holds its answers: Search-R1's reward_model, SQuAD, TriviaQA.
+_INSIDE = ("target", "ground_truth", "text", "value", "aliases")
+_ASKS = re.compile(
+    r"(who|whose|whom|what|when|where|which|why|how|is|are|was|were|do|does|did|can|in|on|at|name)\b|.*\?\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Passages from JSONL(.gz) with `{id, title, text}` or `{id, contents}` (wiki-18: title in the first line).
+    """Passages from JSONL with `{id, title, text}` or `{id, contents}` (wiki-18: title in the first line), streamed.
 
-    Raises `UserError` naming file and line for a row of another shape.
+    The file may be plain or packed (see `whale_envs.data.files`). Raises `UserError` naming file and line for a row
+    of another shape.
     """
-    for number, row in read_jsonl(Path(path)):
+    expected = "passages, one JSON object with text or contents a line"
+    for number, row in read_jsonl(Path(path), expected):
         if isinstance(row.get("contents"), str):
             title, _, text = row["contents"].partition("\n")
             title = title.strip('" ')
@@ -31,42 +46,75 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
         yield Passage(str(row.get("id", number)), title, text)
 
 
-def read_questions(path: str | Path) -> Splits:
-    """Questions from JSONL, split by content; `dropped` counts the rows left out by reason.
+def name_columns(rows: Sequence[Sequence[str]]) -> list[str] | None:
+    """The question is the one column that asks, the answer the one other column that does not count its rows."""
+    columns = list(zip(*(row for row in rows if len(row) == len(rows[0])), strict=True))
+    asks = [sum(1 for cell in column if _ASKS.match(cell.strip())) / len(column) for column in columns]
+    questions = [i for i, share in enumerate(asks) if share >= 0.6]
+    answers = [i for i, column in enumerate(columns) if i not in questions and not counts_rows(column)]
+    if len(questions) != 1 or len(answers) != 1:
+        return None
+    names = [""] * len(columns)
+    names[questions[0]], names[answers[0]] = "question", "answer"
+    return names
 
-    Raises `UserError` for a row without a question or without an answer column.
-    """
-    dropped: dict[str, int] = {}
-    tasks: dict[str, Task] = {}
 
-    def drop(reason: str) -> None:
-        dropped[reason] = dropped.get(reason, 0) + 1
+class QuestionReader(TaskReader):
+    """Questions with one or more accepted answers. A task's content is its question after SQuAD normalisation."""
 
-    for number, row in read_jsonl(Path(path)):
-        question, golds = _question(row, f"{path}:{number}")
+    domain = "search-qa"
+    layout = Layout(
+        expected="questions with answers",
+        columns=(
+            ("question", "query"),
+            ("golden_answers", "answers", "answer", "possible_answers", "target", "reward_model"),
+        ),
+        extras=("dataset", "data_source", "answer_aliases"),
+        name_columns=name_columns,
+    )
+    gold: ClassVar[Any] = list[str]
+
+    def task(self, row: Row) -> tuple[str, Task]:
+        """See `TaskReader.task`."""
+        (name, question), (_, answers) = self.cell(row, 0), self.cell(row, 1)
+        if not isinstance(question, str):
+            raise UserError(f"{row.where}: the {name} is a {type(question).__name__}: expected a string")
         content = normalise(question)
         if not content:
-            drop("empty question")
-        elif not (usable := [g for g in golds if normalise(g)]):
-            drop("no answer is left after normalisation")
-        elif content in tasks:
-            drop("duplicate question")
-        else:
-            # named by its line: files that were put together from several hold an id twice
-            name = f"{Path(path).stem}:{number}"
-            tasks[content] = Task(name, {"question": question}, usable, str(row.get("dataset", "")))
-    return split_by_content(tasks, dropped, str(path))
+            raise Dropped(NO_QUESTION)
+        golds = [g for g in (*_answers(answers), *_answers(row.cells.get("answer_aliases"))) if normalise(g)]
+        if not golds:
+            raise Dropped(NO_ANSWER)
+        source = str(row.cells.get("dataset") or row.cells.get("data_source") or "")
+        return content, Task(_task_id(content), {"question": question.strip()}, list(dict.fromkeys(golds)), source)
+
+    def merge(self, tasks: Sequence[Task]) -> Task | None:
+        """All accepted answers together, if there is one that all rows accept."""
+        accepted = [{normalise(g) for g in task.gold} for task in tasks]
+        if not set.intersection(*accepted):
+            return None
+        place: dict[str, int] = {}  # sorted by it, so that the rows' order does not count
+        for task in tasks:
+            for i, gold in enumerate(task.gold):
+                place[gold] = min(i, place.get(gold, i))
+        first = tasks[0]
+        return Task(first.id, first.shown, sorted(place, key=lambda gold: (place[gold], gold)), first.source)
 
 
-def _question(row: dict[str, Any], where: str) -> tuple[str, list[str]]:
-    question = row.get("question")
-    column = next((c for c in _ANSWERS if c in row), None)
-    if not isinstance(question, str) or column is None:
-        raise UserError(
-            f"{where} is no question: expected question and one of {', '.join(_ANSWERS)}, "
-            f"found {', '.join(sorted(row))}"
-        )
-    golds = row[column]
-    if isinstance(golds, dict):  # Search-R1's reward_model column: {"target": [...]}
-        golds = golds.get("target", [])
-    return question, [str(g) for g in (golds if isinstance(golds, list) else [golds])]
+def _answers(value: Any) -> list[str]:
+    """The answers in a cell: a string, a list, a list written as a string, or an object that holds one of them."""
+    if isinstance(value, dict):
+        return [answer for name in _INSIDE for answer in _answers(value.get(name))]
+    if isinstance(value, list | tuple):
+        return [answer for part in value for answer in _answers(part)]
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        for parse in (json.loads, ast.literal_eval):  # as JSON (PopQA) and as pandas writes a list to CSV
+            try:
+                return _answers(list(parse(value)))
+            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                continue
+    return [] if value is None or isinstance(value, bool) else [str(value).strip()]
+
+
+def _task_id(content: str) -> str:
+    return "qa-" + hashlib.sha256(content.encode()).hexdigest()[:12]

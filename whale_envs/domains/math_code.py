@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from whale_envs.data.math_files import load_math_file
+from whale_envs.data.folder import load_splits
 from whale_envs.data.math_mini import mini_splits
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
@@ -65,10 +65,11 @@ class MathWorld(World):
 
 
 class MathCode(Domain):
-    """Math problems: the mini world, or a JSONL file of problems (see `whale_envs.data.math_files`).
+    """Math problems: the mini world, or problems from files (see `whale_envs.data.math_files`).
 
     Args:
-        dataset: a path to a JSONL file, or task sets made elsewhere; None for the mini world.
+        dataset: a path to a prepared folder, a file, or a folder of files (see `whale_envs.data.folder.load_splits`);
+            or task sets made elsewhere; None for the mini world.
         run_code: what executes programs in place of the sandboxed tool (a test's fake, a generator of demonstrations).
 
     Raises `UserError` for a file that cannot be used.
@@ -80,7 +81,7 @@ class MathCode(Domain):
         if dataset is None:
             self.splits = mini_splits()
         else:
-            self.splits = load_math_file(dataset) if isinstance(dataset, str) else dataset
+            self.splits = load_splits(self.name, dataset) if isinstance(dataset, str) else dataset
         timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
         self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
 

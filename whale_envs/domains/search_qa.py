@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_envs.data.search_files import read_corpus, read_questions
+from whale_envs.data.folder import load_splits
+from whale_envs.data.search_files import read_corpus
 from whale_envs.data.search_world import SearchWorld
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
@@ -21,8 +22,9 @@ MINI_WORLD_SEED = 0
 class SearchQA(Domain):
     """The SearchQA domain.
 
-    `dataset` is None for the bundled mini world, or "QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz": questions as
-    `{question, answers}` and passages as `{id, title, text}` or `{id, contents}`, one JSON object a line.
+    `dataset` is None for the bundled mini world, or "QUESTIONS,corpus=CORPUS.jsonl.gz": questions from a prepared
+    folder, a file or a folder of files (see `whale_envs.data.folder.load_splits`), and passages as
+    `{id, title, text}` or `{id, contents}`, one JSON object a line.
     A `SearchWorld` may be given instead.
     """
 
@@ -39,7 +41,7 @@ class SearchQA(Domain):
             questions, _, corpus = dataset.partition(",corpus=")
             if not corpus:
                 raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
-            self.splits = read_questions(questions)
+            self.splits = load_splits(self.name, questions)
             self.retriever = Retriever(read_corpus(corpus))
 
     def world(self, task: Task) -> SearchQAWorld:

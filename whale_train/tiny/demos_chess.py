@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import chess
 
 from whale_envs import Harness, Task
+from whale_envs.data.chess_lichess import puzzle_task
 from whale_envs.data.chess_mini import LEGAL, MATES, position_key, shipped
-from whale_envs.domains.chess_puzzles import ChessWorld, puzzle_task
+from whale_envs.domains.chess_puzzles import ChessWorld
 from whale_envs.harness.helpers import Ask, Message, ReplyView
 from whale_envs.harness.load import SEEDS
 from whale_envs.harness.session import InProcessSession, Toolbox
