@@ -17,6 +17,8 @@ from typing import Any
 from whale_envs.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
+#: Of glibc's mallopt(3): the memory at the top of the heap that is given back, and how many blocks may be mapped.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 class Pool:
@@ -68,7 +70,13 @@ def pool(workers: int, unsafe: bool) -> Iterator[Pool]:
 def _begin(parent: int, unsafe: bool) -> None:
     """Start a worker: dies with its parent, leaves Ctrl-C to it, computes with one thread."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Caches of keys and values come and go with each turn: memory that is kept needs no clearing by the kernel
+        # each time, which took an eighth of the time. (musl has no mallopt.)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_MAX, 0)
+            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
