@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -10,11 +12,12 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_domain import H0, Toy, ToyWorld, toy_harness
 
-from whale_envs import DOMAINS, EpisodeError, HarnessEnv, Reply, UserError, Verdict
+from whale_envs import DOMAINS, EpisodeError, Harness, HarnessEnv, Reply, UserError, Verdict, load_harness
 from whale_envs.contract import play, record, replies
 from whale_envs.episode import Failure
 
@@ -35,25 +38,89 @@ def test_gymnasium_finds_nothing_to_say(id: str, capsys: pytest.CaptureFixture[s
         made.close()
 
 
+HARNESS = """
+from whale_envs.harness import user
+
+def run(task, tools):
+    reply = yield [user("Say it.")]
+    return reply.text
+"""
+
+
 @pytest.mark.parametrize("id", IDS)
-def test_an_id_works_by_module_and_from_a_saved_spec(id: str) -> None:
-    by_module = gymnasium.make(f"whale_envs:{id}")
-    spec = by_module.spec
-    assert spec is not None
-    by_module.close()
-    again = gymnasium.make(EnvSpec.from_json(spec.to_json()))
-    observation, _ = again.reset(seed=0)
-    assert again.observation_space.contains(observation)
-    again.close()
-    strong = gymnasium.make(id, harness="strong", split="test")
-    assert EnvSpec.from_json(strong.spec.to_json()).kwargs == strong.spec.kwargs
-    strong.close()
+def test_a_spec_survives_json_with_each_way_to_name_a_harness(
+    id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spec_harness.py").write_text(HARNESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for harness in ("h0", "strong", str(tmp_path / "spec_harness.py"), "spec_harness:run"):
+        made = gymnasium.make(f"whale_envs:{id}", harness=harness, split="test", max_episode_steps=3)
+        spec = EnvSpec.from_json(made.spec.to_json())  # type: ignore[union-attr]
+        again = gymnasium.make(spec)
+        assert again.spec == made.spec and spec.kwargs["harness"] == harness
+        (one, _), (other, _) = made.reset(seed=1), again.reset(seed=1)
+        assert one == other and again.observation_space.contains(other)
+        overridden = gymnasium.make(spec, harness=Harness(HARNESS, "given", trusted=True))
+        assert overridden.reset(seed=1)[0] == ({"role": "user", "content": "Say it."},)
+        for env in (made, again, overridden):
+            env.close()
+    monkeypatch.delitem(sys.modules, "spec_harness")
+
+
+@pytest.mark.parametrize(
+    ("harness", "message"),
+    [
+        ("no_such_module:run", "No module named 'no_such_module'"),
+        ("json:run", "module 'json' has no attribute 'run'"),
+        ("json:dumps", "expected the `run` of a module"),
+        ("json:decoder", "expected a name, a path"),
+        (":run", "expected module:attribute"),
+        (5, "expected a name, a path"),
+    ],
+)
+def test_what_names_no_harness_is_refused(harness: object, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        load_harness(harness, "toy")  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_gymnasiums_statistics_and_time_limit_wrap_it(id: str) -> None:
+    source = HARNESS.replace("reply = yield", "while True:\n        yield [user('More.')]\n    reply = yield")
+    env = RecordEpisodeStatistics(gymnasium.make(id, harness=Harness(source, "endless", True), max_episode_steps=2))
+    for _ in range(2):  # what the limit cut off is dropped by the next reset
+        env.reset(seed=0)
+        assert env.step("a")[2:4] == (False, False)
+        _, reward, terminated, truncated, info = env.step("b")
+        assert (reward, terminated, truncated) == (0.0, False, True)
+        assert (info["episode"]["l"], info["episode"]["r"]) == (2, 0.0)
+    env.close()
+    env = RecordEpisodeStatistics(gymnasium.make(id, harness=Harness(HARNESS, "once", True)))
+    env.reset(seed=0)
+    info = env.step("x")[4]
+    assert info["episode"]["l"] == len(info["record"].calls) == 1
+    env.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(IDS),
+    st.sampled_from(["h0", "strong"]),
+    st.lists(st.text(st.characters(exclude_categories=())), min_size=1, max_size=4),
+)
+def test_any_text_keeps_every_envs_observations_in_their_space(id: str, harness: str, texts: list[str]) -> None:
+    env = gymnasium.make(id, harness=harness).unwrapped
+    assert isinstance(env, HarnessEnv)
+    tags = ("{}", "<search>{}</search>", "<answer>{}</answer>", "<move>{}</move>", "\\boxed{{{}}}")
+    play(env, 0, itertools.chain((t.format(text) for text in texts for t in tags[:4]), itertools.repeat("")))
+    env.close()
 
 
 def test_render_prints_or_returns_the_transcript(capsys: pytest.CaptureFixture[str]) -> None:
     for mode in (None, "ansi", "human"):
         env = HarnessEnv(Toy(), harness=toy_harness(), render_mode=mode)
-        before = env.render()
+        with pytest.raises(UserError, match="call reset"):
+            env.render()
         env.reset(seed=0, options={"task": "weight-1"})
         env.step("<answer>GOLD-weight-1</answer>")
         shown = env.render()
@@ -61,7 +128,6 @@ def test_render_prints_or_returns_the_transcript(capsys: pytest.CaptureFixture[s
         text = shown if mode == "ansi" else printed
         assert isinstance(text, str) and "[user] weight 1?" in text and "score 1" in text
         assert (shown is None, printed == "") == ((False, True) if mode == "ansi" else (True, False))
-        assert before is None or "reset" in before
         assert text.count("score 1") == (2 if mode == "human" else 1)  # by itself at the end, and when asked
 
 
@@ -73,7 +139,7 @@ def test_an_episode_from_reset_to_verdict(env: HarnessEnv) -> None:
     assert observation[-1] == {"role": "tool", "content": "look around\nlook 1 \ufffd\nlook around\nlook 1 \ufffd"}
     observation, reward, terminated, truncated, info = env.step("<answer>GOLD-weight-2</answer>")
     assert (reward, terminated, truncated, observation, info["ask"]) == (1.0, True, False, (), None)
-    episode = info["episode"]
+    episode = info["record"]
     assert (episode.seed, episode.task_id, episode.harness) == (5, "weight-2", env.harness.hash)
     assert [call.after for call in episode.tool_calls] == [1]
     assert episode.behaviours == {"looked": True} and episode.failure is None and env.done
@@ -123,11 +189,11 @@ def test_an_unseeded_reset_still_records_the_seed_that_repeats_it(env: HarnessEn
     seed, task = env.episode.seed, env.episode.task_id
     for text in ("a", "<answer>b</answer>"):
         *_, info = env.step(text)
-    first = record(info["episode"])
+    first = record(info["record"])
     env.reset(seed=seed, options={"task": task})
     for text in ("a", "<answer>b</answer>"):
         *_, info = env.step(text)
-    assert record(info["episode"]) == first
+    assert record(info["record"]) == first
 
 
 @pytest.mark.parametrize(
@@ -183,7 +249,7 @@ def test_the_domains_limit_on_calls_truncates() -> None:
     env.reset(seed=0)
     steps = [env.step("x") for _ in range(Toy.max_asks)]
     assert [(s[2], s[3]) for s in steps] == [(False, False)] * (Toy.max_asks - 1) + [(False, True)]
-    assert steps[-1][4]["episode"].verdict.reason == f"cut off after {Toy.max_asks} model calls"
+    assert steps[-1][4]["record"].verdict.reason == f"cut off after {Toy.max_asks} model calls"
 
 
 def test_a_failure_before_the_first_ask_ends_the_episode_at_the_next_step() -> None:
@@ -191,8 +257,8 @@ def test_a_failure_before_the_first_ask_ends_the_episode_at_the_next_step() -> N
     observation, info = env.reset(seed=0)
     assert (observation, info["ask"]) == ((), None)
     _, reward, terminated, _, info = env.step("ignored")
-    assert (reward, terminated, info["episode"].calls) == (0.0, True, [])
-    assert info["episode"].failure == Failure("harness", "ValueError: x")
+    assert (reward, terminated, info["record"].calls) == (0.0, True, [])
+    assert info["record"].failure == Failure("harness", "ValueError: x")
 
 
 def test_a_policys_failure_is_recorded_as_its_own(env: HarnessEnv) -> None:

@@ -62,7 +62,7 @@ def jail() -> Iterator[Jail]:
 def step(env: HarnessEnv, text: str) -> Episode | None:
     """One step; the episode if it has ended."""
     _, _, terminated, truncated, info = env.step(text)
-    return info["episode"] if terminated or truncated else None
+    return info["record"] if terminated or truncated else None
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_logits_that_are_not_finite_fail_their_own_request_only() -> None:
 
 
 def sampled_prompt(policy: TransformersPolicy, request: Request) -> list[int]:
-    (prompt,) = policy.prompts.ids([request])
+    (prompt,) = policy.prompts.ids([(request.ask, request.previous)])
     assert isinstance(prompt, list)
     return prompt
 

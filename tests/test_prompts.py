@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from whale_envs.episode import Call, Reply
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, Message, assistant, system, tool, user
-from whale_train.policies.base import PolicyError, Request
-from whale_train.policies.prompts import Prompts
+from whale_envs.prompts import PromptError, Prompts
 
 END = "<|im_end|>"
 CHATML = tiny_tokenizer().chat_template
@@ -82,14 +81,14 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<>#|"), min_size
 
 def next_ids(prompts: Prompts, history: list[Message], reply: Reply, new: list[Message]) -> list[int]:
     ask = Ask([*history, reply.view().message, *new])
-    (ids,) = prompts.ids([Request(ask, 0, 10, Call(history, reply))])
+    (ids,) = prompts.ids([(ask, Call(history, reply))])
     assert isinstance(ids, list), ids
     return ids
 
 
 def reply_of(prompts: Prompts, history: list[Message], text: str, ended: bool = True) -> Reply:
     """A reply whose tokens are not those that encoding its text gives: a byte a token."""
-    (prompt,) = prompts.ids([Request(Ask(history), 0, 10)])
+    (prompt,) = prompts.ids([(Ask(history), None)])
     assert isinstance(prompt, list), prompt
     letters = prompts.tokenizer.backend_tokenizer
     ids = [i for byte in text.encode() for i in [letters.token_to_id(BYTES[byte])]]
@@ -167,7 +166,7 @@ def test_history_that_was_rewritten_is_rendered_anew(change: object) -> None:
     prompts = PROMPTS["chatml"]
     reply = reply_of(prompts, [user("q")], "abcd efgh")
     ask = change(Ask([user("q"), reply.view().message, user("r")]))  # type: ignore[operator]
-    (ids,) = prompts.ids([Request(ask, 0, 10, Call([user("q")], reply))])
+    (ids,) = prompts.ids([(ask, Call([user("q")], reply))])
     assert ids == prompts.encode([prompts.render(ask)])[0]
 
 
@@ -199,12 +198,11 @@ def test_the_turns_end_is_found_in_the_template() -> None:
     assert PROMPTS["silent"].ends == frozenset()
 
 
-def test_one_bad_request_leaves_the_others_alone() -> None:
+def test_one_bad_ask_leaves_the_others_alone() -> None:
     prompts = PROMPTS["chatml"]
-    good = Request(Ask([user("q")]), 0, 10)
-    bad = Request(Ask([user("q")], template_kwargs={"conversation": []}), 0, 10)
-    ids, error, same = prompts.ids([good, bad, good])
-    assert ids == same and isinstance(error, PolicyError)
+    good, bad = Ask([user("q")]), Ask([user("q")], template_kwargs={"conversation": []})
+    ids, error, same = prompts.ids([(good, None), (bad, None), (good, None)])
+    assert ids == same and isinstance(error, PromptError)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from whale_envs.episode import Episode, Reply, Verdict, read_episodes, write_epi
 from whale_envs.errors import EpisodeError, ToolUseError, UserError
 from whale_envs.harness.load import Harness, load_harness
 from whale_envs.task import Splits, Task, TaskSet
+from whale_envs.vector import HarnessVectorEnv
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "EpisodeError",
     "Harness",
     "HarnessEnv",
+    "HarnessVectorEnv",
     "Reply",
     "Splits",
     "Task",
@@ -36,4 +38,9 @@ __all__ = [
 ]
 
 for _name, (_, _, _id) in DOMAINS.items():
-    gymnasium.register(id=_id, entry_point="whale_envs.env:HarnessEnv", kwargs={"domain": _name})
+    gymnasium.register(
+        id=_id,
+        entry_point="whale_envs.env:HarnessEnv",
+        vector_entry_point="whale_envs.vector:HarnessVectorEnv",
+        kwargs={"domain": _name},
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 
 from whale_envs.domain import Domain
 from whale_envs.domains import load_domain
-from whale_envs.env import HarnessEnv
+from whale_envs.env import HarnessEnv, Observation
 from whale_envs.episode import Episode, Reply
 from whale_envs.errors import EpisodeError, ToolUseError, UserError
 from whale_envs.harness.load import Harness, load_harness
@@ -70,12 +70,22 @@ ARGUMENTS: tuple[tuple[list[Any], dict[str, Any]], ...] = (
 )
 
 
+#: The replies of an episode, by its seed.
+Model = Callable[[int], Iterator[str | Reply]]
+
+
 class ContractError(AssertionError):
     """An environment breaks its contract; the message says which part, for which task and harness."""
 
 
 def check_env_contract(
-    env: str | Domain, harness: str | Path | Harness = "h0", *, tasks: int = 3, episodes: int = 4, seed: int = 0
+    env: str | Domain,
+    harness: str | Path | Harness = "h0",
+    *,
+    tasks: int = 3,
+    episodes: int = 4,
+    seed: int = 0,
+    model: Model | None = None,
 ) -> None:
     """Check a domain with a harness: raises `ContractError` for the first promise that is not kept.
 
@@ -89,7 +99,9 @@ def check_env_contract(
         tasks: how many tasks of each split have their world checked.
         episodes: how many episodes are played, each with replies of its own.
         seed: which tasks and replies are taken.
+        model: the replies of an episode, by its seed; by default `replies`, which makes any parser stumble.
     """
+    model = model or replies
     domain = _domain(env)
     program = load_harness(harness, domain.name)
     _check_splits(domain)
@@ -100,11 +112,11 @@ def check_env_contract(
     jailed = Harness(program.source, program.name, trusted=False)
     with _closing(HarnessEnv(domain, harness=trusted)) as here, _closing(HarnessEnv(domain, harness=jailed)) as there:
         for number in range(episodes):
-            first = record(play(here, seed + number, replies(seed + number)))
+            first = record(play(here, seed + number, model(seed + number)))
             where = f"{domain.name}, harness {program.name}, seed {seed + number}"
-            again = record(play(here, seed + number, replies(seed + number)))
+            again = record(play(here, seed + number, model(seed + number)))
             _expect(first == again, f"{where}: the same seed and replies gave another episode", first, again)
-            inside = record(play(there, seed + number, replies(seed + number)))
+            inside = record(play(there, seed + number, model(seed + number)))
             _expect(first == inside, f"{where}: jailed, the episode is another", first, inside)
             _check_finished(here, where)
 
@@ -114,7 +126,7 @@ def play(env: HarnessEnv, seed: int, model: Iterator[str | Reply]) -> Episode:
     observation, info = env.reset(seed=seed)
     for turn in itertools.count():
         _expect(env.observation_space.contains(observation), f"{observation!r:.200} is not in the observation space")
-        _expect("ask" in info and "task_id" in info, f"info lacks ask or task_id: {sorted(info)}")
+        _check_ask(env, observation, info)
         action = next(model)
         _expect(env.action_space.contains(action), f"{action!r:.80} is not in the action space")
         observation, reward, terminated, truncated, info = env.step(action)
@@ -123,12 +135,28 @@ def play(env: HarnessEnv, seed: int, model: Iterator[str | Reply]) -> Episode:
             break
         _expect(reward == 0.0, f"the reward is 0 until the end, not {reward!r}")
         _expect(turn < env.domain.max_asks, f"more than {env.domain.max_asks} model calls in one episode")
-    episode: Episode = info["episode"]
+    episode: Episode = info["record"]
+    _expect(env.observation_space.contains(observation), f"{observation!r:.200} is not in the observation space")
     _expect(reward == episode.score, f"the last reward is the score {episode.score!r}, not {reward!r}")
+    told = info["verdict"], info["behaviours"], info["failure"], info["task_id"], info["ask"]
+    kept = episode.verdict, episode.behaviours, episode.failure, episode.task_id, None
+    _expect(told == kept, f"at the end info says {told!r:.300} of an episode that says {kept!r:.300}")
     return episode
 
 
-def replies(seed: int, choices: Sequence[str] = REPLIES) -> Iterator[str]:
+def _check_ask(env: HarnessEnv, observation: Observation, info: dict[str, Any]) -> None:
+    """Before a reply, info has the ask that the observation shows, and the cap on the reply."""
+    _expect({"ask", "task_id"} <= info.keys(), f"info lacks ask or task_id: {sorted(info)}")
+    ask, most = info["ask"], env.domain.max_tokens
+    if ask is None:  # the harness failed or answered before it asked: the next step ends the episode
+        _expect(observation == (), f"there is no ask, but an observation: {observation!r:.200}")
+        return
+    _expect(list(observation) == ask.messages, f"the observation is not what is asked: {observation!r:.200}")
+    cap = min(ask.max_tokens or most, most)
+    _expect(info["max_tokens"] == cap, f"max_tokens is {info['max_tokens']!r} where ask and domain give {cap}")
+
+
+def replies(seed: int, choices: Sequence[str] = REPLIES) -> Iterator[str | Reply]:
     """Replies drawn from `choices` for ever."""
     draw = random.Random(f"replies/{seed}")
     while True:

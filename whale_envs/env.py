@@ -12,13 +12,14 @@ import msgspec
 from whale_envs.domain import Domain, World
 from whale_envs.domains import load_domain
 from whale_envs.episode import Call, Episode, Failure, Reply, Verdict
-from whale_envs.errors import EpisodeError, UserError
+from whale_envs.errors import EpisodeError, UserError, unknown
 from whale_envs.harness.helpers import Ask, Message
 from whale_envs.harness.jail import Jail, JailedSession
 from whale_envs.harness.load import Harness, load_harness
 from whale_envs.harness.session import Answer, InProcessSession, Session, Toolbox
 from whale_envs.harness.wire import plain
 from whale_envs.spaces import Completion, Messages
+from whale_envs.task import Task
 
 Observation = tuple[Message, ...]
 
@@ -27,8 +28,10 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     """An agent environment whose dynamics are a harness.
 
     Observation: the messages of the next model call. Action: the completion, a string or a `Reply`. The reward is
-    the verifier's score when the episode ends, 0 before. `info["ask"]` is the whole `Ask`; at the end
-    `info["episode"]` is the finished `Episode`.
+    the verifier's score when the episode ends, 0 before. `info["task_id"]` says which task it is. While the episode
+    goes on, `info["ask"]` is the whole `Ask` (tool schemas and stop strings among it) and `info["max_tokens"]` the
+    most tokens that the completion may have. At the end `info["record"]` is the finished `Episode`, and of it
+    `info["verdict"]`, `info["behaviours"]` and `info["failure"]` (None, or why it failed and who owns that).
 
     Args:
         domain: a domain's name ("search-qa", "math", "chess") or a loaded `Domain` to share between envs.
@@ -36,13 +39,13 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         harness: a shipped name, a path, a `Harness` or a module's `run`; one that is not trusted runs jailed.
         split: "weight", "harness" or "test"; which tasks `reset` deals, each once an epoch.
         jail: a running `Jail` of the harness to share between envs; by default an env starts its own when needed.
-        render_mode: None (`render` prints the transcript), "ansi" (`render` returns it), or "human" (it is also
-            printed by itself when an episode ends).
+        render_mode: None (`render` prints the transcript), "ansi" (`render` returns it), "human" (it is also
+            printed by itself when an episode ends), or "html" (`render` returns a page to be saved and opened).
 
     Raises `UserError` for data or a harness that cannot be used.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "html"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,
@@ -56,6 +59,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         self.domain = domain if isinstance(domain, Domain) else load_domain(domain, dataset)
         self.harness = load_harness(harness, self.domain.name)
         self.tasks = self.domain.splits[split]
+        #: Most model calls in one episode; the next one truncates it.
+        self.max_asks = self.domain.max_asks
         self.render_mode = render_mode
         self.observation_space = Messages()
         self.action_space = Completion()
@@ -73,28 +78,36 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         harness fails or answers before its first ask ends at the next `step`, whatever the action.
         """
         super().reset(seed=seed)
+        for option in options or {}:
+            if option != "task":
+                raise unknown("reset option", option, ["task"])
         if seed is not None:
             self._order = []
-        if options and "task" in options:
+        if options:
             task = self.tasks.by_id(options["task"])
         else:
             if not self._order:
                 self._order = self.np_random.permutation(len(self.tasks)).tolist()
             task = self.tasks[self._order.pop()]
-        episode_seed = seed if seed is not None else int(self.np_random.integers(2**31))
+        return self.begin(task, seed if seed is not None else int(self.np_random.integers(2**31)))
+
+    def begin(self, task: Task, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode of `task`, dealt by the caller; `seed` is the harness's own. Returns what `reset` does."""
         self._world: World = self.domain.world(task)
         self._toolbox = Toolbox(self._world.tools)
-        self.episode = Episode(task.id, self.domain.name, self.harness.hash, episode_seed, calls=[])
+        self.episode = Episode(
+            task.id, self.domain.name, self.harness.hash, seed, calls=[], tool_calls=self._toolbox.calls
+        )
         self._open = True
         self._outcome: Ask | Answer | EpisodeError
         self._started = time.perf_counter()
         if self._session is not None:
             self._session.close()
         if self.harness.trusted:
-            self._session = InProcessSession(self.harness, task.shown, self._toolbox, episode_seed)
+            self._session = InProcessSession(self.harness, task.shown, self._toolbox, seed)
         else:
             self._jail = self._jail or Jail(self.harness)
-            self._session = JailedSession(self._jail, task.shown, self._toolbox, episode_seed)
+            self._session = JailedSession(self._jail, task.shown, self._toolbox, seed)
         self._advance(None)
         return self._observation(), self._info()
 
@@ -106,12 +119,12 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         """
         if self.episode is None or not self._open:
             raise UserError("this episode has ended (or never began): call reset() before step()")
-        reply = _valid(action)
+        reply = as_reply(action)
         if isinstance(self._outcome, Ask):
             ask = self._outcome
             self.episode.calls.append(Call(list(ask.messages), reply, ask.max_tokens, ask.tools, ask.template_kwargs))
             self._advance(reply)
-        if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.domain.max_asks and not self._world.over:
+        if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.max_asks and not self._world.over:
             return self._observation(), 0.0, False, False, self._info()
         truncated = self._finish()
         return self._observation(), self.episode.score, not truncated, truncated, self._info()
@@ -130,8 +143,18 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         return self.episode is not None and not self._open
 
     def render(self) -> str | None:
-        """The transcript so far: returned with `render_mode="ansi"`, otherwise printed."""
-        text = self.episode.transcript() if self.episode else "no episode yet: call reset()"
+        """The episode so far, as text or as an HTML page: returned with "ansi" and "html", otherwise printed.
+
+        Raises `UserError` before the first `reset`.
+        """
+        if self.episode is None:
+            raise UserError("there is no episode to render yet: call reset() first")
+        waiting = self._outcome.messages if self._open and isinstance(self._outcome, Ask) else None
+        if self.render_mode == "html":
+            from whale_envs.render import page  # not needed to play, and chess.svg takes its time to import
+
+            return page(self.episode, waiting)
+        text = self.episode.transcript(waiting)
         if self.render_mode == "ansi":
             return text
         print(text)
@@ -164,7 +187,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             episode.verdict = Verdict(0.0, f"failed: {outcome.owner}")
         elif isinstance(outcome, Ask) and not self._world.over:
             truncated = True
-            episode.verdict = Verdict(0.0, f"cut off after {self.domain.max_asks} model calls")
+            episode.verdict = Verdict(0.0, f"cut off after {self.max_asks} model calls")
         else:
             episode.answer = outcome.value if isinstance(outcome, Answer) else None
             try:
@@ -172,7 +195,6 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             except EpisodeError as error:  # a verifier that has to run something can fail at it
                 episode.failure = Failure(error.owner, str(error))
                 episode.verdict = Verdict(0.0, f"failed: {error.owner}")
-        episode.tool_calls = self._toolbox.calls
         episode.behaviours = self._world.behaviours(episode)
         episode.seconds = time.perf_counter() - self._started
         self._session.close()
@@ -186,14 +208,20 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         return tuple(dict(m) for m in self._outcome.messages) if isinstance(self._outcome, Ask) else ()
 
     def _info(self) -> dict[str, Any]:
-        if self._open:
-            ask = self._outcome if isinstance(self._outcome, Ask) else None
-            return {"ask": ask, "task_id": self.episode.task_id if self.episode else ""}
-        return {"ask": None, "task_id": self.episode.task_id if self.episode else "", "episode": self.episode}
+        episode, outcome = self.episode, self._outcome
+        assert episode is not None
+        info: dict[str, Any] = {"task_id": episode.task_id, "ask": None}
+        if not self._open:
+            ended = {"verdict": episode.verdict, "behaviours": episode.behaviours, "failure": episode.failure}
+            return info | ended | {"record": episode}
+        if isinstance(outcome, Ask):
+            most = self.domain.max_tokens
+            info |= {"ask": outcome, "max_tokens": min(outcome.max_tokens or most, most)}
+        return info
 
 
-def _valid(action: str | Reply) -> Reply:
-    """The action as a `Reply` that JSON can carry; `UserError` if it is none."""
+def as_reply(action: str | Reply) -> Reply:
+    """An action as a `Reply` that JSON can carry; `UserError` if it is none."""
     if not isinstance(action, str | Reply):
         raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
     reply = Reply(action) if isinstance(action, str) else action

@@ -80,6 +80,18 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """A stretch of an episode: what tools were called, what the model then saw that it had not, what it replied.
+
+    `fresh`: the messages do not go on from the turn before. The last turn of an episode has neither messages nor reply.
+    """
+
+    tools: list[ToolCall]
+    fresh: bool
+    messages: list[Message]
+    reply: Reply | None
+
+
 class Episode(msgspec.Struct, eq=False):
     """A finished episode. `behaviours` are the domain's yes/no facts about it (True counts as 1 in a mean)."""
 
@@ -109,18 +121,29 @@ class Episode(msgspec.Struct, eq=False):
         """Whether any model call was cut off by a token cap."""
         return any(c.reply.finish_reason == "length" for c in self.calls)
 
-    def transcript(self) -> str:
-        """The episode as a person reads it: each message once, then answer and verdict."""
-        lines = [f"task {self.task_id} · harness {self.harness} · seed {self.seed}"]
+    def turns(self, waiting: list[Message] | None = None) -> Iterator[Turn]:
+        """The episode in order, each message once; `waiting` is an ask that has no reply yet."""
         shown: list[Message] = []
-        for call in self.calls:
-            same = len(shown) if call.messages[: len(shown)] == shown else 0
-            if shown and not same:
+        for number, call in enumerate([*self.calls, None]):
+            tools = [t for t in self.tool_calls if t.after == number]
+            messages = call.messages if call else waiting
+            if messages is None:
+                yield Turn(tools, False, [], None)
+                return
+            same = len(shown) if messages[: len(shown)] == shown else 0
+            yield Turn(tools, bool(shown) and not same, messages[same:], call.reply if call else None)
+            shown = [*messages, call.reply.view().message] if call else []
+
+    def transcript(self, waiting: list[Message] | None = None) -> str:
+        """The episode as a person reads it: each message once, then answer and verdict; `waiting` as in `turns`."""
+        lines = [f"task {self.task_id} · harness {self.harness} · seed {self.seed}"]
+        for turn in self.turns(waiting):
+            if turn.fresh:
                 lines.append("--- a fresh context ---")
-            lines += [f"[{m['role']}] {m['content']}" for m in call.messages[same:]]
-            cut = "  (cut off by the token cap)" if call.reply.finish_reason == "length" else ""
-            lines.append(f"[assistant] {call.reply.text}{cut}")
-            shown = [*call.messages, call.reply.view().message]
+            lines += [f"[{m['role']}] {m['content']}" for m in turn.messages]
+            if turn.reply:
+                cut = "  (cut off by the token cap)" if turn.reply.finish_reason == "length" else ""
+                lines.append(f"[assistant] {turn.reply.text}{cut}")
         if self.failure:
             lines.append(f"failure ({self.failure.owner}): {self.failure.message}")
         lines.append(f"answer {self.answer!r} · score {self.score:g} · {self.verdict.reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable
@@ -88,18 +89,22 @@ def seed_names(domain: str) -> list[str]:
 
 
 def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, trusted: bool = True) -> Harness:
-    """The harness that `spec` names: a shipped name, a path to a .py file, a function, or a `Harness` as it is.
+    """The harness that `spec` names: a shipped name, a path to a .py file, "module:attribute", a function, a `Harness`.
 
-    Raises `UserError` for a name that does not ship or a file that is not there, `HarnessSourceError` for source
-    that breaks the contract.
+    Raises `UserError` for a name that does not ship or a file or module that is not there, `HarnessSourceError` for
+    source that breaks the contract.
     """
+    if isinstance(spec, str) and ":" in spec and not spec.endswith(".py"):
+        spec = _attribute(spec)
     if isinstance(spec, Harness):
         return spec
     if callable(spec):
         module = inspect.getmodule(spec)
-        if module is None or spec.__name__ != "run":
+        if module is None or getattr(spec, "__name__", "") != "run":
             raise UserError(f"harness function {spec!r}: expected the `run` of a module; give its file's path instead")
         return Harness(inspect.getsource(module), module.__name__, trusted)
+    if not isinstance(spec, str | Path):
+        raise UserError(f"harness {spec!r:.80}: expected a name, a path, a function `run`, or a Harness")
     path = Path(spec)
     if str(spec) in seed_names(domain):
         path = SEEDS / f"{domain.replace('-', '_')}_{spec}.py"
@@ -112,3 +117,12 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
         raise UserError(
             f"cannot read harness {path}: {error}; expected a Python file with `run(task, tools)`"
         ) from None
+
+
+def _attribute(spec: str) -> Any:
+    """What "module:attribute" names."""
+    module, _, name = spec.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UserError(f"cannot find harness {spec!r}: {error}; expected module:attribute, importable here") from error

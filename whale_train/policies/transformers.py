@@ -1,6 +1,6 @@
 """A policy over any causal language model of transformers: batched sampling that keeps what was sampled.
 
-Covers: exact prompts (`prompts.py`), a key/value cache from which finished rows leave at once (`kv.py`), seeds of
+Covers: exact prompts (`whale_envs.prompts`), a key/value cache from which finished rows leave at once (`kv.py`), seeds of
 their own (`sampling.py`), errors that stay with their request. Does not cover: admission of new requests while a
 batch runs (rollouts hand in all live episodes at once), beams, images.
 """
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from whale_envs.episode import FinishReason, Reply
+from whale_envs.prompts import PromptError, Prompts
 from whale_train.policies.base import PolicyError, Request, Sampling
 from whale_train.policies.kv import Prefix, decoder
-from whale_train.policies.prompts import Prompts
 from whale_train.policies.sampling import sample, stream, uniforms
 
 #: Keys and values kept of the last call's rows for the next turn, and those of a running batch, are each held
@@ -113,7 +113,8 @@ class TransformersPolicy:
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
         """One reply or `PolicyError` a request, in order."""
-        rows = [self._row(r, p) for r, p in zip(requests, self.prompts.ids(requests), strict=True)]
+        prompts = self.prompts.ids([(r.ask, r.previous) for r in requests])
+        rows = [self._row(r, p) for r, p in zip(requests, prompts, strict=True)]
         self._kept, self._kept_bytes = {}, 0
         good = sorted((row for row in rows if isinstance(row, _Row)), key=lambda row: (row.fresh, row.prompt))
         training = self.model.training
@@ -125,9 +126,9 @@ class TransformersPolicy:
             self.model.train(training)
         return [row if isinstance(row, PolicyError) else self._reply(row) for row in rows]
 
-    def _row(self, request: Request, prompt: list[int] | PolicyError) -> _Row | PolicyError:
-        if isinstance(prompt, PolicyError):
-            return prompt
+    def _row(self, request: Request, prompt: list[int] | PromptError) -> _Row | PolicyError:
+        if isinstance(prompt, PromptError):
+            return PolicyError(str(prompt))
         room = self._context - len(prompt)
         if not prompt or room < 1:
             return PolicyError(
@@ -210,8 +211,7 @@ class TransformersPolicy:
     def _reply(self, row: _Row) -> Reply | PolicyError:
         if row.error:
             return PolicyError(row.error)
-        shown = row.completion[:-1] if row.completion[-1] in self.prompts.ends else row.completion
-        return Reply(self.prompts.decode(shown), row.finish, [], row.prompt, row.completion, row.logprobs)
+        return Reply(self.prompts.text(row.completion), row.finish, [], row.prompt, row.completion, row.logprobs)
 
 
 def hash_weights(model: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""From a request to prompt token ids, exactly: what a model saw and sampled before is kept token for token.
+"""From an ask to prompt token ids, exactly: what a model saw and sampled before is kept token for token.
 
 Any chat template of the transformers kind works. Where one refuses what a harness may say, messages are adapted
 before rendering, found out once by rendering probes:
@@ -15,19 +15,48 @@ the beginning of the next reply.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
 
 from whale_envs.episode import Call
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, Message
-from whale_train.policies.base import PolicyError, Request
 
 _MARK = "qvzxmark"
 _PARAMETERS = {"type": "object", "properties": {}}
 _SCHEMA = {"type": "function", "function": {"name": _MARK, "description": "A probe.", "parameters": _PARAMETERS}}
+
+
+class PromptError(ValueError):
+    """An ask that the chat template cannot show."""
+
+
+class ChatTokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    name_or_path: str
+    chat_template: Any
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of the special tokens."""
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Added tokens by id; `special` says whether one is special."""
+
+    def __len__(self) -> int:
+        """How many tokens there are, added ones among them."""
+
+    def __call__(self, text: Any, **options: Any) -> Any:
+        """Encode texts: `["input_ids"]` of what it returns has a list of ids for each."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """The text of token ids."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Messages as the text of a prompt."""
 
 
 class Prompts:
@@ -36,7 +65,7 @@ class Prompts:
     Raises `UserError` for a tokenizer without a chat template, or with one that cannot render a user's message.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, eos: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         where = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
@@ -58,23 +87,28 @@ class Prompts:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def ids(self, requests: Sequence[Request]) -> list[list[int] | PolicyError]:
-        """The prompt of each request.
+    def text(self, completion: Sequence[int]) -> str:
+        """What a model said with these token ids: decoded, without the token that ends its turn."""
+        ended = bool(completion) and completion[-1] in self.ends
+        return self.decode(completion[:-1] if ended else completion)
 
-        A request whose ask goes on from its previous call gets that call's prompt and completion ids and, after
-        them, the ids of what the template renders next: the end of the assistant's turn if the model did not
-        sample it, the new messages, the generation prompt. Where the template renders the past otherwise than it
-        was (drops earlier thinking, say), or the ask is no continuation, the whole prompt is rendered and encoded.
+    def ids(self, asks: Sequence[tuple[Ask, Call | None]]) -> list[list[int] | PromptError]:
+        """The prompt of each ask, which comes with its episode's previous call (None: it is the first).
+
+        An ask that goes on from its previous call gets that call's prompt and completion ids and, after them, the
+        ids of what the template renders next: the end of the assistant's turn if the model did not sample it, the
+        new messages, the generation prompt. Where the template renders the past otherwise than it was (drops
+        earlier thinking, say), or the ask is no continuation, the whole prompt is rendered and encoded.
         """
-        parts: list[tuple[list[int], str] | PolicyError] = []
-        for request in requests:
+        parts: list[tuple[list[int], str] | PromptError] = []
+        for ask, previous in asks:
             try:
-                parts.append(self._split(request))
-            except PolicyError as error:
+                parts.append(self._split(ask, previous))
+            except PromptError as error:
                 parts.append(error)
-        texts = [part[1] for part in parts if not isinstance(part, PolicyError)]
+        texts = [part[1] for part in parts if not isinstance(part, PromptError)]
         encoded = iter(self.encode(texts))
-        return [part if isinstance(part, PolicyError) else part[0] + next(encoded) for part in parts]
+        return [part if isinstance(part, PromptError) else part[0] + next(encoded) for part in parts]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of rendered texts; the template has put in the special tokens, none are added."""
@@ -85,23 +119,22 @@ class Prompts:
         return ids
 
     def render(self, ask: Ask) -> str:
-        """The whole prompt as text. Raises `PolicyError` when the template refuses it."""
+        """The whole prompt as text. Raises `PromptError` when the template refuses it."""
         if ask.tools and not self._tools:
-            raise PolicyError("this model's chat template shows no tool schemas: describe the tools in a message")
+            raise PromptError("this model's chat template shows no tool schemas: describe the tools in a message")
         try:
             text = self._render(self._adapt(ask.messages), ask.tools, ask.template_kwargs)
             text.encode()
         except UnicodeEncodeError:
-            raise PolicyError("the messages hold half of a surrogate pair, which no tokenizer can encode") from None
+            raise PromptError("the messages hold half of a surrogate pair, which no tokenizer can encode") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise PolicyError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
+            raise PromptError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
         return text
 
-    def _split(self, request: Request) -> tuple[list[int], str]:
+    def _split(self, ask: Ask, previous: Call | None) -> tuple[list[int], str]:
         """(ids kept from the previous call, text to be encoded after them)."""
-        text = self.render(request.ask)
-        previous = request.previous
-        if previous is None or not _continues(request.ask, previous):
+        text = self.render(ask)
+        if previous is None or not _continues(ask, previous):
             return [], text
         seen = self.render(Ask(previous.messages, previous.tools, template_kwargs=previous.template_kwargs))
         rest = _after(text, seen, previous.reply.text)
