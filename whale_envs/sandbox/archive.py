@@ -75,7 +75,8 @@ def _modules(packages: Sequence[str]) -> Iterator[tuple[str, Path, bool]]:
 def _below(prefix: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
     for entry in os.scandir(folder):
         stem, suffix = os.path.splitext(entry.name)
-        if stem in SKIPPED or stem == "__init__" or not os.access(entry.path, os.R_OK):  # Debian links into /etc
+        readable = os.access(entry.path, os.R_OK, effective_ids=True)  # Debian has links into /etc that are not
+        if stem in SKIPPED or stem == "__init__" or not readable:
             continue
         if suffix == ".py":
             yield prefix + stem, Path(entry.path), False

@@ -6,6 +6,7 @@ A: bubblewrap + Landlock + seccomp + rlimits. B: the same without bubblewrap. C:
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,18 +14,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import landlockpy
-
 from whale_envs.errors import UserError
 from whale_envs.sandbox import layers
 
 #: Set by `allow_unsafe`; an environment variable, so that the processes of a training run inherit the decision.
 UNSAFE_VARIABLE = "WHALE_UNSAFE"
 
-#: What decides is that a process can confine itself, not what is installed.
+#: What decides is that a process can confine itself and that the probes then fail, not what is installed. The canary
+#: is a file that bubblewrap shows.
 _TRIAL = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import layers; "
-    "layers.confine([1, 2], memory_mb=64, cpu_seconds=10); print('confined')"
+    "import sys; sys.path.insert(0, sys.argv[1]); import layers, probes; "
+    "layers.confine([1, 2], memory_mb=64, cpu_seconds=10); "
+    "sys.exit(', '.join('a probe ' + p for p in probes.escapes(layers.__file__)) or print('confined'))"
 )
 
 #: The whole environment of a confined process. The fixed hash seed gives sets of strings one order in every run.
@@ -43,7 +44,9 @@ ENVIRONMENT = {
 }
 #: Where the packages are that a clean process imports. Python finds it by itself in an environment or a system
 #: directory, and not where a user installed for himself (`-s`).
-_PACKAGES = Path(str(landlockpy.__file__)).parent.parent
+_NUMPY = importlib.util.find_spec("numpy")
+assert _NUMPY is not None and _NUMPY.origin is not None
+_PACKAGES = Path(_NUMPY.origin).parent.parent
 if not _PACKAGES.is_relative_to(sys.prefix):
     ENVIRONMENT["PYTHONPATH"] = str(_PACKAGES)
 
@@ -134,6 +137,8 @@ def is_unsafe() -> bool:
 def require() -> Isolation:
     """The layers to use. Raises `UserError` where there are none and the user has not allowed that."""
     found = isolation()
+    if sys.platform != "linux":
+        raise UserError(f"cannot run untrusted code here: {found.missing}")
     if found.letter == "none" and not is_unsafe():
         raise UserError(
             f"cannot run untrusted code here: {found.missing}; or give --unsafe, if what it may do to this machine "

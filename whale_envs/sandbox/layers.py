@@ -21,8 +21,10 @@ import os
 import resource
 import signal
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-import landlockpy
+if TYPE_CHECKING:
+    import landlockpy
 
 #: System calls that a confined process may make with any arguments. What else it asks for fails with EPERM.
 ALLOWED = (
@@ -71,6 +73,8 @@ class Confinement:
         self._ruleset: landlockpy.Ruleset | None = None
         self.landlock_abi = landlock_abi()
         if self.landlock_abi:
+            import landlockpy
+
             scopes = landlockpy.scope_for_abi(self.landlock_abi)
             self._ruleset = landlockpy.Ruleset(scoped=scopes)  # no rule is added: nothing is allowed
 
@@ -89,6 +93,8 @@ class Confinement:
         Raises:
             ConfinementError: a layer could not be put in place.
         """
+        import landlockpy
+
         try:
             kept = set(keep) | ({self._ruleset.fileno()} if self._ruleset else set())
             limit(kept, self._mapped + (memory_mb << 20), cpu_seconds)
@@ -135,6 +141,8 @@ def confine(keep: Collection[int], *, memory_mb: int, cpu_seconds: int) -> None:
 
 def landlock_abi() -> int:
     """The kernel's Landlock version by its system call; 0 where there is none."""
+    import landlockpy  # which is there on Linux only
+
     try:
         return landlockpy.abi_version()
     except landlockpy.LandlockError:

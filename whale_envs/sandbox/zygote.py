@@ -1,14 +1,16 @@
 """A clean process that has everything imported and forks one child per job: `python -P -s zygote.py CONFIG`.
 
 Descriptor 3 is the control socket (one datagram a job), descriptor 4 a pidfd of the process that started this one,
-descriptor 0 the null device. A datagram is a JSON object `{"memory_mb": int, "cpu_seconds": int}` with four
-descriptors: the source, where standard output and standard error go, and the job's status socket, on which follow
+descriptor 0 the null device. A datagram is a JSON object `{"memory_mb": int, "cpu_seconds": int, "session": bool}`
+with four descriptors: the source (for a session, the socket that its cells come from), where standard output and
+standard error go, and the job's status socket, on which follow
 
     P + a pidfd        the child was forked (the other side can now kill it)
     R                  the child has confined itself and is about to run the source
     F message          the child was not forked or could not confine itself; the source did not run
     X + status, CPU    the child has ended: wait status, processor seconds
 
+When the other side closes the status socket, the child is killed.
 The child has only the source, so nothing of another job or of the process that asked is in its memory.
 """
 
@@ -20,23 +22,24 @@ import importlib
 import io
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import struct
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whale_envs.sandbox.archive import Archive
     from whale_envs.sandbox.layers import Confinement, ConfinementError, limit, mapped_bytes
-    from whale_envs.sandbox.runner import run
+    from whale_envs.sandbox.runner import run, serve
 else:  # the files beside this one, without the package around them
     sys.path.insert(0, str(Path(__file__).parent))
     from archive import Archive
     from layers import Confinement, ConfinementError, limit, mapped_bytes
-    from runner import run
+    from runner import run, serve
 
     del sys.path[0]
     for _name in ("archive", "layers", "runner"):
@@ -58,22 +61,30 @@ class Zygote:
         self.poller.register(CONTROL, select.POLLIN)
         self.poller.register(PARENT, select.POLLIN)
         self.children: dict[int, tuple[int, int]] = {}  # pidfd: pid, status socket
+        self.asked: dict[int, int] = {}  # status socket: pidfd
 
     def serve(self) -> None:
         """Serve jobs until the parent closes its end or ends."""
         while True:
-            for fd, _ in self.poller.poll():
+            # the control socket last: what it brings may take the numbers of descriptors that are closed before
+            for fd, _ in sorted(self.poller.poll(), key=lambda event: event[0] == CONTROL):
                 if fd == PARENT:
                     return
-                if fd != CONTROL:
+                if fd in self.children:
                     self.reap(fd)
+                    continue
+                if fd in self.asked:  # whoever asked is gone
+                    self.poller.unregister(fd)
+                    signal.pidfd_send_signal(self.asked.pop(fd), signal.SIGKILL)
+                    continue
+                if fd != CONTROL:  # reaped in this round
                     continue
                 message, fds, _, _ = socket.recv_fds(self.control, 4096, 4)
                 if not message:
                     return
                 self.start(json.loads(message), fds)
 
-    def start(self, job: dict[str, int], fds: list[int]) -> None:
+    def start(self, job: dict[str, Any], fds: list[int]) -> None:
         """Fork the job's child and hand its pidfd over."""
         source, out, err, status = fds
         parent = os.getpid()
@@ -86,20 +97,18 @@ class Zygote:
             if pid == 0:
                 self.child(job, fds, parent)
             pidfd = os.pidfd_open(pid)
-            with socket.socket(fileno=os.dup(status)) as peer:
-                try:
-                    socket.send_fds(peer, [b"P"], [pidfd])
-                except OSError:  # whoever asked is gone
-                    os.kill(pid, signal.SIGKILL)
-            self.children[pidfd] = (pid, status)
+            with socket.socket(fileno=os.dup(status)) as peer, contextlib.suppress(ConnectionError):
+                socket.send_fds(peer, [b"P"], [pidfd])
+            self.children[pidfd], self.asked[status] = (pid, status), pidfd
             self.poller.register(pidfd, select.POLLIN)
+            self.poller.register(status, 0)  # tells of a hang-up
         for fd in (source, out, err):
             os.close(fd)
 
-    def child(self, job: dict[str, int], fds: list[int], parent: int) -> None:
+    def child(self, job: dict[str, Any], fds: list[int], parent: int) -> None:
         """Confine this process, run the source, and end."""
         source, out, err, status = fds
-        code = 1
+        code, end = 1, os._exit  # kept here, since the job may put another function in its place
         try:
             os.dup2(out, 1)
             os.dup2(err, 2)
@@ -111,16 +120,18 @@ class Zygote:
                 self.confinement.apply(keep, job["memory_mb"], job["cpu_seconds"], self.own_user, parent)
             os.write(status, b"R")
             os.close(status)
-            code = run(source)
+            code = serve(source) if job["session"] else run(source)
         except ConfinementError as error:
             os.write(status, f"F{error}".encode())
         finally:
-            os._exit(code)
+            end(code)
 
     def reap(self, pidfd: int) -> None:
         """Report a child's end."""
         pid, status = self.children.pop(pidfd)
         self.poller.unregister(pidfd)
+        if self.asked.pop(status, None) is not None:
+            self.poller.unregister(status)
         if self.confinement is None:  # nothing kept it from starting processes; its number is still taken
             self.kill_group(pid)
         _, wait_status, usage = os.wait4(pid, 0)
@@ -147,6 +158,8 @@ def main() -> None:
     """Import what jobs may need, say that it is ready, and serve."""
     config = json.loads(sys.argv[1])
     os.closerange(5, 1 << 16)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a session; children have a limit of their own
     os.chdir("/")
     for name in config["preload"]:
         importlib.import_module(name)

@@ -6,7 +6,7 @@ import re
 
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ExecResult
-from whale_envs.sandbox import Pool
+from whale_envs.sandbox import Pool, Session
 
 MAX_SECONDS, MAX_MEMORY_MB, MAX_CODE_BYTES = 300.0, 8192, 1 << 20
 
@@ -39,17 +39,28 @@ _plain = Pool(_STANDARD)
 _science = Pool(_SCIENCE, _PACKAGES, huge_pages=True)
 
 
-def run_python(code: str, timeout: float = 30, memory_mb: int = 1024) -> ExecResult:
-    """Run a program in a fresh interpreter that can compute and print, and nothing else.
+def python_session() -> Session:
+    """A session for `run_python`, whose process starts with its first program.
+
+    For one thread at a time; `close` it, or use it in a `with` statement.
+    """
+    return Session(_science)
+
+
+def run_python(code: str, timeout: float = 30, memory_mb: int = 1024, session: Session | None = None) -> ExecResult:
+    """Run a program in an interpreter that can compute and print, and nothing else.
 
     The standard library, numpy, sympy and mpmath can be imported. There are no files, no processes, no network. The
-    value of the last expression is printed as at the prompt. Each call starts from nothing, with `random` and
-    `numpy.random` in the same state, so that the same code prints the same.
+    value of the last expression is printed as at the prompt. Without a session each call starts from nothing, with
+    `random` and `numpy.random` in the same state, so that the same code prints the same.
 
     Args:
         code: Python source, at most 1 MiB.
         timeout: seconds of wall-clock time, up to 300, once the program has started.
-        memory_mb: MiB that it may allocate, up to 8192.
+        memory_mb: MiB that it may allocate, up to 8192. For all programs of a session together, as its first one says.
+        session: what `python_session` made: names, imports and random state stay from one program to the next. An
+            exception leaves them; a program that is stopped or ends the process takes them along, and its result's
+            `stderr` says so.
 
     Returns:
         Output and errors as an interpreter shows them, at most 64 KiB each, and the status: "ok"; "error" (an
@@ -66,6 +77,8 @@ def run_python(code: str, timeout: float = 30, memory_mb: int = 1024) -> ExecRes
         raise ToolUseError(f"run_python takes a timeout of up to {MAX_SECONDS:g} seconds, not {_brief(timeout)}")
     if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or not 0 < memory_mb <= MAX_MEMORY_MB:
         raise ToolUseError(f"run_python takes memory_mb of up to {MAX_MEMORY_MB}, not {_brief(memory_mb)}")
+    if session is not None:
+        return session.run(code, float(timeout), memory_mb)
     pool = _science if _NAMED.search(code) else _plain
     return pool.run(code, float(timeout), memory_mb)
 

@@ -1,0 +1,87 @@
+"""Starting and ending the zygote, from the caller's side."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from whale_envs.sandbox import isolation
+
+START_SECONDS = 300.0  # importing sympy takes three, and forty on a machine that is busy with other things
+_ZYGOTE = Path(__file__).with_name("zygote.py")
+_HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # one page table entry for 2 MB
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself does not work; never the fault of the code that was to run."""
+
+
+class ZygoteEnded(Exception):
+    """The zygote is gone."""
+
+
+class ZygoteProcess:
+    """A running zygote (see `zygote.py`): its control socket and process id.
+
+    Raises `UserError` where this machine offers no isolation, `SandboxError` when it does not start.
+    """
+
+    def __init__(self, preload: Sequence[str], packages: Sequence[str], huge_pages: bool) -> None:
+        found = isolation.require()
+        self.unsafe = not found.seccomp
+        config = {"preload": preload, "packages": packages, "own_user": found.own_user, "seccomp": found.seccomp.hex()}
+        command = isolation.command(_ZYGOTE, json.dumps(config))
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.pidfd_open(os.getpid())
+        # moved out of the way of the numbers that the zygote expects them at
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), parent)]
+        try:
+            self.pid = os.posix_spawn(
+                command[0],
+                command,
+                isolation.ENVIRONMENT | (_HUGE_PAGES if huge_pages else {}),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, high[0], 3),
+                    (os.POSIX_SPAWN_DUP2, high[1], 4),
+                ],
+                setsid=True,  # Ctrl-C is for the caller
+            )
+        finally:
+            theirs.close()
+            for fd in (parent, *high):
+                os.close(fd)
+        self.control.settimeout(START_SECONDS)
+        try:
+            said = self.control.recv(64)
+        except TimeoutError:
+            said = b""
+        if said != b"ready":
+            self.close()
+            raise SandboxError(f"the sandbox process did not start ({isolation.tier()}); its message is above")
+        self.control.settimeout(None)
+
+    def close(self) -> None:
+        """Close the control socket, on which the process leaves with all its children, and reap it."""
+        self.control.close()
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            if not poller.poll(5000):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:  # reaped by somebody else's wait
+            pass
+        finally:
+            os.close(pidfd)

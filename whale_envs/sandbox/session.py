@@ -1,0 +1,121 @@
+"""A program in the sandbox that goes on from call to call."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from whale_envs.harness.helpers import ExecResult
+from whale_envs.sandbox.child import STATUSES, Child
+from whale_envs.sandbox.launch import ZygoteEnded, ZygoteProcess
+
+if TYPE_CHECKING:
+    from whale_envs.sandbox.pool import Pool
+
+#: Processor time of one session's process in seconds: a backstop, since the clock bounds each cell.
+CPU_SECONDS = 3600
+#: Each session holds five descriptors here, and hundreds of episodes may have one each.
+DESCRIPTORS = 8192
+_LOST = "the session ended, and its names are gone; the next call starts anew\n"
+
+
+class Session:
+    """Cells that share their names, as at a prompt; for one thread at a time.
+
+    The process is forked for the first cell, and again after one that had to be stopped or that ended it, which says
+    that the names are gone. Between cells the process is stopped, whatever threads it has.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._running: tuple[Child, socket.socket] | None = None
+        self._owner = os.getpid()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, source: str, timeout: float, memory_mb: int) -> ExecResult:
+        """Run one cell. `memory_mb` counts when a process is started, and then for all its cells together.
+
+        Raises `UserError` where this machine offers no isolation, `SandboxError` when the sandbox does not work.
+        """
+        with self._pool.slot():
+            try:
+                if self._running is None:
+                    self._owner = os.getpid()
+                    self._running = self._pool.using(partial(self._fork, memory_mb))
+                elif self._owner != os.getpid():  # in a forked copy of the process that it belongs to
+                    raise ZygoteEnded
+                return self._cell(*self._running, source.encode("utf-8", "surrogatepass"), timeout)
+            except ZygoteEnded:
+                self.close()
+                return ExecResult("", _LOST, "killed")
+            except BaseException:  # interrupted in the middle of an exchange
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the process and forget the names; the next cell starts anew."""
+        if self._running is not None:
+            self._running[0].close()
+            self._running = None
+
+    def _fork(self, memory_mb: int, zygote: ZygoteProcess) -> tuple[Child, socket.socket]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < min(hard, DESCRIPTORS):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
+        cells, theirs = socket.socketpair()
+        try:
+            with theirs:
+                child = Child(zygote, theirs.fileno(), memory_mb, CPU_SECONDS, session=True)
+        except BaseException:
+            cells.close()
+            raise
+        child.resources.enter_context(cells)
+        weakref.finalize(self, child.resources.close)
+        try:
+            child.wait_until_started()
+        except BaseException:
+            child.close()
+            raise
+        return child, cells
+
+    def _cell(self, child: Child, cells: socket.socket, source: bytes, timeout: float) -> ExecResult:
+        child.begin()
+        code = self._exchange(child, cells, source, timeout)
+        if code is None:
+            if child.exit is None:
+                child.kill("killed")
+                child.follow(timeout)
+            result = child.result(timeout)
+            self.close()
+            return replace(result, stderr=result.stderr + _LOST)
+        child.pause()
+        return ExecResult(*child.texts(), STATUSES[code], time.perf_counter() - child.started)
+
+    def _exchange(self, child: Child, cells: socket.socket, source: bytes, timeout: float) -> int | None:
+        """Send a cell; how it went, or None when the process has ended or has to be given up."""
+        cells.setblocking(False)
+        with suppress(BlockingIOError):
+            cells.recv(1, socket.MSG_PEEK)
+            return None  # it has ended since the last cell, or speaks without being asked
+        cells.settimeout(timeout)
+        try:
+            cells.sendall(len(source).to_bytes(4, "big") + source)
+        except (TimeoutError, BrokenPipeError, ConnectionResetError):  # it does not read
+            return None
+        reply = child.follow(timeout, cells)
+        return reply[0] if reply and reply[0] in STATUSES else None
