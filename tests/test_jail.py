@@ -17,7 +17,7 @@ from toy_domain import Toy, toy_harness
 
 from whale_envs import Episode, Harness, HarnessEnv
 from whale_envs.contract import play, record
-from whale_envs.harness.jail import Jail, JailLimits
+from whale_envs.harness.jail import Jail, JailedSession, JailLimits
 
 QUICK = JailLimits(seconds=0.3, wall_seconds=3.0, memory_mb=128)
 
@@ -38,12 +38,17 @@ def run(task, tools):
             return seen
         if reply.text == "hang":
             while True: pass
-        if reply.text == "wait":
-            import threading
+        if reply.text == "sleep":
+            sys.modules["time"].sleep(60)
+        if reply.text == "work":
+            while sys.modules["time"].process_time() < 0.2: pass
         if reply.text == "die":
             os._exit(3)
-        if reply.text == "crash":
-            os.kill(os.getpid(), 9)
+        if reply.text == "overflow":
+            sys.setrecursionlimit(10**9)
+            one, other = [], []
+            for _ in range(10**5): one, other = [one], [other]
+            one == other
         if reply.text == "fill":
             x = [bytearray(1 << 20) for _ in range(4096)]
         seen.append([reply.text, random.random(), tools.look(reply.text)[0].text])
@@ -69,61 +74,94 @@ def step(env: HarnessEnv, text: str) -> Episode | None:
     ("misdeed", "message"),
     [
         ("hang", "TimeoutError: ran for more than 0.3 s between two model calls"),
+        ("sleep", "TimeoutError: did nothing for more than 3 s between two model calls"),
         ("die", "its process ended or sent what it may not: the other end is closed (exit status 3)"),
+        ("overflow", "its process ended or sent what it may not: the other end is closed (killed by SIGSEGV)"),
         ("fill", "MemoryError"),
     ],
 )
 def test_an_episode_that_takes_its_worker_down_fails_alone(jail: Jail, misdeed: str, message: str) -> None:
-    worlds = Toy(), Toy()
     undisturbed = []
     for trusted in (True, False):
         env = HarnessEnv(Toy(), harness=toy_harness(MIXED, trusted))
         undisturbed.append(record(play(env, 1, iter(["a", "b", "c", "stop"]))))
         env.close()
-    envs = [HarnessEnv(world, harness=jail.harness, jail=jail) for world in worlds]
+    envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(2)]
     envs[0].reset(seed=1)
     envs[1].reset(seed=2)
     for text in ("a", "b"):
         assert step(envs[0], text) is None
         assert step(envs[1], text) is None
-    pid = jail.pid
     failed = step(envs[1], misdeed)
     assert failed is not None and failed.failure is not None and failed.score == 0
     assert (failed.failure.owner, failed.failure.message) == ("harness", message)
     assert [c.reply.text for c in failed.calls] == ["a", "b", misdeed]
     assert step(envs[0], "c") is None
-    assert jail.pid not in (pid, None)
     ended = step(envs[0], "stop")
     assert ended is not None and ended.failure is None
-    # the look number in each tool result says that no tool was called a second time
     assert record(ended) == undisturbed[0] == undisturbed[1]
 
 
-def test_a_worker_that_is_killed_while_idle_costs_nothing(jail: Jail) -> None:
+def worker_of(env: HarnessEnv) -> int:
+    """The process id of an env's worker."""
+    assert isinstance(env._session, JailedSession) and env._session.pid is not None
+    return env._session.pid
+
+
+def test_a_worker_that_is_killed_fails_its_episode_alone(jail: Jail) -> None:
     envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(3)]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
         step(env, "a")
-    assert jail.pid is not None
-    os.kill(jail.pid, signal.SIGKILL)
-    time.sleep(0.05)
-    for env in reversed(envs):
+    os.kill(worker_of(envs[1]), signal.SIGKILL)
+    for seed, env in enumerate(envs):
         episode = step(env, "stop")
-        assert episode is not None and episode.failure is None and len(episode.answer) == 1
+        assert episode is not None
+        if seed == 1:
+            assert episode.failure is not None and episode.failure.owner == "harness"
+            assert episode.failure.message.endswith("(killed by SIGKILL)")
+        else:
+            assert episode.failure is None and len(episode.answer) == 1
 
 
-def test_a_harness_that_is_replayed_differently_fails_as_such(jail: Jail) -> None:
-    source = (
-        REACH + "def run(task, tools):\n    while True:\n        yield [{'role': 'user', 'content': str(os.getpid())}]"
-    )
-    other = Jail(toy_harness(source, False), QUICK)
-    env = HarnessEnv(Toy(), harness=other.harness, jail=other)
-    env.reset(seed=0)
-    other.discard()
-    episode = step(env, "")
-    other.close()
-    assert episode is not None and episode.failure is not None
-    assert episode.failure.message.startswith("NotDeterministic")
+def test_a_zygote_that_is_killed_costs_no_episode(jail: Jail) -> None:
+    envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(3)]
+    for seed, env in enumerate(envs[:2]):
+        env.reset(seed=seed)
+        step(env, "a")
+    first = jail.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    gone(first)
+    envs[2].reset(seed=2)
+    assert jail.pid not in (first, None)
+    for env in envs:
+        episode = step(env, "stop")
+        assert episode is not None and episode.failure is None
+    envs[0].reset(seed=0)
+    orphan = worker_of(envs[0])
+    os.kill(jail.pid or 0, signal.SIGKILL)
+    envs[0].close()
+    gone(orphan)
+
+
+def test_no_process_is_left(jail: Jail) -> None:
+    envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(6)]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    workers = [worker_of(env) for env in envs]
+    step(envs[0], "stop")
+    step(envs[1], "die")
+    step(envs[2], "hang")
+    envs[3].close()
+    envs[4].reset(seed=9)
+    for pid in workers[:5]:
+        gone(pid)
+    zygote, last = jail.pid, [workers[5], worker_of(envs[4])]
+    assert zygote is not None
+    jail.close()
+    for pid in [zygote, *last]:
+        gone(pid)
 
 
 def test_a_harness_that_always_hangs_is_given_up() -> None:
@@ -139,6 +177,17 @@ def test_a_harness_that_always_hangs_is_given_up() -> None:
         failures.append(episode.failure.message.partition(":")[0])
     jail.close()
     assert failures == ["TimeoutError"] * 5 + ["GivenUp"] * 2
+
+
+def test_processor_time_is_bounded_in_all() -> None:
+    jail = Jail(toy_harness(MIXED, trusted=False), JailLimits(seconds=1.0, cpu_seconds=1))
+    env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+    env.reset(seed=0)
+    assert step(env, "work") is None
+    episode = step(env, "hang")
+    jail.close()
+    assert episode is not None and episode.failure is not None
+    assert episode.failure.message == "TimeoutError: ran for more than 1 s in one episode"
 
 
 def test_closing_an_episode_that_will_not_end_spares_the_others(jail: Jail) -> None:
@@ -166,6 +215,8 @@ PROBES = {
     "finds a file": "x = os.stat('/')",
     "writes a file": "x = os.open('/tmp/whale-jail-probe', os.O_CREAT | os.O_WRONLY)",
     "forks": "x = os.fork()",
+    "starts a thread": "x = sys.modules['_thread'].start_new_thread(int, ())",
+    "writes what it inherited": "x = [os.write(n, b'x') for n in range(3)]",
     "runs a program": "x = os.execv('/bin/true', ['true'])",
     "opens a socket": "x = socket.socket()",
     "opens a local socket": "x = socket.socketpair()",
@@ -200,8 +251,13 @@ def run(task, tools):
 def test_a_jailed_harness_cannot(reaching: HarnessEnv, name: str) -> None:
     reaching.reset(seed=0)
     episode = step(reaching, PROBES[name])
-    assert episode is not None
-    assert episode.answer in ("PermissionError", "OSError", "ModuleNotFoundError", "ValueError"), episode
+    assert episode is not None and episode.answer in (
+        "PermissionError",
+        "OSError",
+        "ModuleNotFoundError",
+        "RuntimeError",
+        "ValueError",
+    )
 
 
 def test_a_jailed_harness_cannot_find_the_answer(reaching: HarnessEnv) -> None:
@@ -247,7 +303,10 @@ def test_forged_frames_fail_the_episode_alone(reaching: HarnessEnv, name: str) -
     forge = f"""
 def frame(data): return len(data).to_bytes(4, "big") + data
 data = {FORGED[name]}
-while data: data = data[os.write(int(sys.argv[1]), data):]
+for number in range(64):
+    try: os.fstat(number)
+    except OSError: continue
+    while data: data = data[os.write(number, data):]
 while True: pass
 """
     reaching.reset(seed=0)
@@ -259,29 +318,28 @@ while True: pass
     assert after is not None and after.answer == "fine"
 
 
-def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
+def test_workers_die_with_their_parent(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_jail import *
 jail = Jail(toy_harness(MIXED, False))
-env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
-env.reset(seed=0)
-print(jail.pid, flush=True)
-env.step("hang")
+envs = [HarnessEnv(Toy(), harness=jail.harness, jail=jail) for _ in range(2)]
+for env in envs:
+    env.reset(seed=0)
+print(jail.pid, *map(worker_of, envs), flush=True)
+envs[0].step("hang")
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
-        pid = int(parent.stdout.readline())
-    time.sleep(0.2)  # the worker is in its loop
-    assert Path(f"/proc/{pid}").exists()
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(0.2)  # the first is in its loop, the second waits for a reply
+    assert len(pids) == 3 and all(running(pid) for pid in pids)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while running(pid):
-        assert time.monotonic() < deadline, "the worker outlived its parent"
-        time.sleep(0.02)
+    for pid in pids:
+        gone(pid)
 
 
 def running(pid: int) -> bool:
@@ -292,13 +350,21 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_a_forgotten_jail_takes_its_worker_along() -> None:
+def gone(pid: int) -> None:
+    """Wait for a process's end."""
+    deadline = time.monotonic() + 10
+    while running(pid):
+        assert time.monotonic() < deadline, "it does not end"
+        time.sleep(0.01)
+
+
+def test_a_forgotten_jail_takes_its_processes_along() -> None:
     made = Jail(toy_harness(MIXED, False), QUICK)
-    made.worker()
-    pid = made.pid
-    assert pid is not None
-    del made
-    assert not running(pid)
+    worker = made.worker()
+    pids = [made.pid or 0, worker.pid]
+    del made, worker
+    for pid in pids:
+        gone(pid)
 
 
 def test_a_forked_copy_does_not_touch_the_worker(jail: Jail) -> None:
@@ -306,11 +372,13 @@ def test_a_forked_copy_does_not_touch_the_worker(jail: Jail) -> None:
     env.reset(seed=0)
     child = os.fork()
     if child == 0:
+        env.close()
         jail.close()
         os._exit(0)
     os.waitpid(child, 0)
+    zygote = jail.pid
     episode = step(env, "stop")
-    assert episode is not None and episode.failure is None and jail.generation == 1
+    assert episode is not None and episode.failure is None and jail.pid == zygote
 
 
 def test_threads_may_each_have_a_jail() -> None:
@@ -329,7 +397,7 @@ def test_threads_may_each_have_a_jail() -> None:
     assert records[0] == records[1] == records[2] and len(records[0]) == 5
 
 
-def test_many_episodes_interleave_in_one_worker(jail: Jail) -> None:
+def test_many_episodes_interleave(jail: Jail) -> None:
     alone = []
     for seed in range(12):
         env = HarnessEnv(Toy(), harness=toy_harness(MIXED))
@@ -344,7 +412,6 @@ def test_many_episodes_interleave_in_one_worker(jail: Jail) -> None:
         if step(envs[seed], todo[seed].pop(0)) is not None:
             del todo[seed]
     assert [record(env.episode) for env in envs if env.episode] == alone
-    assert jail.generation == 1
 
 
 def test_an_env_ends_its_own_jail_and_starts_another() -> None:

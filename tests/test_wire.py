@@ -93,29 +93,51 @@ def test_helpers_offer_the_same_names_everywhere() -> None:
     assert all(getattr(package, name) is getattr(helpers, name) for name in helpers.__all__)
 
 
+CODECS: list[dict[str, Any]] = [{}, {"encode": msgspec.json.encode, "decode": msgspec.json.decode}]
+
+
 @settings(max_examples=30)
-@given(JSON)
-def test_frames_arrive_as_they_were_sent(value: Any) -> None:
+@given(st.lists(JSON, max_size=3), st.sampled_from(CODECS), st.sampled_from(CODECS))
+def test_frames_arrive_as_they_were_sent(values: list[Any], one: dict[str, Any], other: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        frame = wire.plain(value, "it")
-        sent = wire.send(ours, frame, time.monotonic() + 5)
-        assert wire.receive(theirs, time.monotonic() + 5) == (frame, sent)
+        sender, receiver = wire.Channel(ours, **one), wire.Channel(theirs, **other)
+        frames = [wire.plain(value, "it") for value in values]
+        for frame in frames:
+            sender.send(frame, time.monotonic() + 5)
+        assert [receiver.receive() for _ in frames] == frames
 
 
-def test_a_trickle_does_not_outlast_its_deadline() -> None:
+def test_what_arrives_in_pieces_is_put_together() -> None:
     ours, theirs = socket.socketpair()
+    with ours, theirs:
+        receiver = wire.Channel(theirs)
+        data = b"".join(len(text).to_bytes(4, "big") + text for text in (b"[1]", b'"two"', b"{}"))
+        pieces = [data[i : i + 1] for i in range(len(data))]
+        assert [receiver.receive(lambda: ours.sendall(pieces.pop(0))) for _ in range(3)] == [[1], "two", {}]
+
+
+def test_the_wait_ends_a_read() -> None:
+    ours, theirs = socket.socketpair()
+
+    def late() -> None:
+        raise TimeoutError
+
     with ours, theirs:
         theirs.sendall(b"\x00\x00\x00\x09abc")
-        started = time.monotonic()
+        channel = wire.Channel(ours)
         with pytest.raises(TimeoutError):
-            wire.receive(ours, started + 0.1)
-        assert time.monotonic() - started < 5
+            channel.receive(late)
+        ours.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            channel.receive()
+        with pytest.raises(TimeoutError):
+            channel.send([], time.monotonic() - 1)
         theirs.close()
         with pytest.raises(wire.WireError, match="closed"):
-            wire.receive(ours, time.monotonic() + 1)
+            channel.receive()
         with pytest.raises(wire.WireError, match="cannot send"):
-            wire.send(ours, ["x"] * 100, time.monotonic() + 1)
+            channel.send(["x"] * 100, time.monotonic() + 1)
 
 
 class Unprintable(Exception):

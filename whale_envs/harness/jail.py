@@ -1,57 +1,67 @@
-"""Harnesses that are not trusted, in a child process that never holds an answer.
+"""Harnesses that are not trusted, each episode in a child process of its own that never holds an answer.
 
-A `Jail` owns one worker process for one harness. It hosts many interleaved episodes, each in a namespace of its
-own. Only `task.shown`, replies and tool results go in; every frame that comes out is checked as hostile. When the
-worker hangs or dies, the episode that it was working on fails, and the others are restored in a new worker by
-replaying what they were given, without calling a tool again.
+A `Jail` owns a zygote for one harness: a clean process with the harness compiled, that forks a confined worker for
+each episode (`whale_envs.harness.jail_worker`). Only `task.shown`, replies and tool results go in; every frame that
+comes out is checked as hostile. A worker that hangs or dies takes its own episode along and no other, and what an
+episode leaves in memory ends with it: there is nowhere to leave a note for another one.
 
-What this does not cover: episodes of one harness share a process, so a harness that sets out to can pass notes
-from one of its episodes to another.
+What this does not cover: an episode can measure time, and so how busy the machine is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import importlib.util
 import itertools
+import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from whale_envs.errors import ToolUseError, UserError
 from whale_envs.harness.helpers import Ask, ReplyView
+from whale_envs.harness.jail_worker import REQUEST
 from whale_envs.harness.load import Harness
-from whale_envs.harness.namespace import ALLOWED_IMPORTS
 from whale_envs.harness.session import Session, Toolbox
-from whale_envs.harness.wire import MAX_FAILURE, WireError, ask_of, clean, pack, plain, receive, send
+from whale_envs.harness.wire import MAX_FAILURE, Channel, WireError, ask_of, clean, pack, plain
+from whale_envs.sandbox import layers
 from whale_envs.sandbox.isolation import require
 
+#: Workers that are forked ahead.
+SPARE = 8
 _WORKER = Path(__file__).with_name("jail_worker.py")
 
 
 @dataclass(frozen=True)
 class JailLimits:
-    """What a jailed harness may use. Frames and values are bounded in `whale_envs.harness.wire`."""
+    """What an episode of a jailed harness may use.
+
+    Frames and values are bounded in `whale_envs.harness.wire`, tool calls in `whale_envs.harness.session`, model calls
+    by the domain (`Domain.max_asks`).
+    """
 
     #: Processor seconds between two model calls: on a busy machine a harness is not failed for what others do.
     seconds: float = 5.0
     #: Wall-clock seconds between two model calls, tool calls not counted: for one that waits and does nothing.
     wall_seconds: float = 30.0
+    #: Processor seconds in all.
+    cpu_seconds: int = 60
     #: Address space beyond what the worker needs for itself, in MiB.
     memory_mb: int = 512
-    #: CPU seconds of one worker over its life: a backstop for a worker whose parent cannot stop it.
-    cpu_seconds: int = 3600
-    #: Wall-clock seconds for a worker to start (it takes about 0.1).
+    #: Wall-clock seconds for a process to start (the zygote takes about 0.2, a worker 0.001).
     start_seconds: float = 60.0
     #: Workers lost one after the other, no episode getting past that turn, before the harness is given up: one that
     #: loops for ever in every episode would otherwise cost `seconds` times the number of episodes.
@@ -59,125 +69,143 @@ class JailLimits:
 
 
 class Jail:
-    """A worker process for one harness, started when first needed and again after it was lost.
+    """What the episodes of one harness are forked from: started when first needed, again should it end.
 
-    For one thread at a time; any number of jails may live side by side. `close` may be called again.
+    Any thread may start episodes; each episode is for one thread at a time. `close` may be called again.
     """
 
     def __init__(self, harness: Harness, limits: JailLimits | None = None) -> None:
         self.harness = harness
         self.limits = limits or JailLimits()
-        #: How many workers there have been; an episode that was begun in an earlier one has to be restored.
-        self.generation = 0
         #: The turns at which workers were lost, but for those that an episode has got past since.
         self.lost_at: list[int] = []
-        self._worker: _Worker | None = None
+        self._zygote: _Zygote | None = None
+        self._spare: deque[_Worker] = deque()
+        self._started = 0
+        self._lock = threading.Lock()
 
     @property
     def pid(self) -> int | None:
-        """The running worker's process id."""
-        return self._worker.process.pid if self._worker is not None and self._worker.alive else None
+        """The running zygote's process id."""
+        return self._zygote.process.pid if self._zygote is not None and self._zygote.alive else None
 
     def worker(self) -> _Worker:
-        """The running worker; a new one when there is none, or it died while idle. `UserError` if none can start."""
-        if self._worker is not None and not self._worker.alive:
-            self.discard()
-        if self._worker is None:
-            self._worker = _Worker(self.harness, self.limits)
-            self.generation += 1
-        return self._worker
+        """A new process for one episode. `UserError` if none can start."""
+        for _ in range(SPARE + 2):
+            with contextlib.suppress(WireError):  # the zygote or a spare was killed from outside: the next, then
+                with self._lock:
+                    worker = self._next()
+                worker.ready()
+                return worker
+        raise UserError(f"cannot start an episode of {self.harness.name}: its process is killed again and again")
 
-    def discard(self) -> None:
-        """Kill the worker. The next use starts another."""
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
+    def _next(self) -> _Worker:
+        """The worker that has been starting for longest, after others have been asked for ahead.
+
+        A fork costs milliseconds of processor time, most of it for pages that the child writes: it is spent while the
+        model is at work, or on another processor. A jail for a few episodes forks few ahead.
+        """
+        if self._zygote is None or not self._zygote.alive:
+            self._zygote = _Zygote(self.harness, self.limits)
+            self._spare.clear()
+        self._started += 1
+        while len(self._spare) <= min(self._started, SPARE):
+            self._spare.append(_Worker(self._zygote, self.limits))
+        return self._spare.popleft()
 
     def close(self) -> None:
-        """End the worker."""
-        self.discard()
+        """End the zygote and all episodes."""
+        with self._lock:
+            while self._spare:
+                self._spare.pop().end()
+            if self._zygote is not None:
+                self._zygote.end()
+                self._zygote = None
 
 
-class _Worker:
-    """A running worker process and the socket to it.
+class _Zygote:
+    """A running zygote and the socket for its requests.
 
-    It is not put inside bubblewrap where that is to be had: it hides which files exist, and a process that serves
-    one socket, with no system call left that takes a path, cannot ask that.
+    It is not put inside bubblewrap where that is to be had: that hides which files exist, and a worker, with no system
+    call left that takes a path, cannot ask.
     """
 
+    _tokens = itertools.count(1)
+
     def __init__(self, harness: Harness, limits: JailLimits) -> None:
+        self.name = harness.name
         setup = {
             "source": harness.source,
             "name": harness.name,
-            # a word of the source, since a confined process can import nothing later
-            "imports": [m for m in sorted(ALLOWED_IMPORTS) if m.partition(".")[0] in harness.source],
-            "seccomp": require().seccomp.hex(),
+            "seccomp": _filter().hex(),
             "memory_mb": limits.memory_mb,
-            "cpu_seconds": limits.cpu_seconds,
-            "parent": os.getpid(),
+            "cpu_seconds": limits.cpu_seconds + 1,  # the parent stops it before
         }
-        ours, theirs = socket.socketpair()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.pidfd_open(os.getpid())
         # -I without -E, since one variable has to get through: set order must be the same in every worker
         argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
-        with theirs:
-            self.process = subprocess.Popen(
-                [*argv, str(theirs.fileno()), *_folders()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={"PYTHONHASHSEED": "0"},
-                cwd="/",
-                start_new_session=True,  # a Ctrl-C at the terminal is for us
-            )
-        self.socket = ours
-        self.limits = limits
-        self._poll = select.poll()
-        self._poll.register(ours, select.POLLIN)
-        self._cpu_end = self._wall_end = 0.0
+        try:
+            with open(os.memfd_create("setup"), "w+", encoding="utf-8") as file:
+                json.dump(setup, file)
+                file.seek(0)
+                self.process = subprocess.Popen(
+                    [*argv, str(theirs.fileno()), str(parent), *_folders()],
+                    stdin=file,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), parent),
+                    env={"PYTHONHASHSEED": "0"},
+                    cwd="/",
+                    start_new_session=True,  # a Ctrl-C at the terminal is for us
+                )
+        finally:
+            theirs.close()
+            os.close(parent)
         self._pid = os.getpid()
-        self.end = weakref.finalize(self, _end, self.process, ours, self._pid)
-        deadline = time.monotonic() + limits.start_seconds
+        self.end = weakref.finalize(self, _end_zygote, self.process, self.control, self._pid)
+        self.control.settimeout(limits.start_seconds)
         try:
-            send(ours, setup, deadline)
-            frame, _ = receive(ours, deadline)
-        except (TimeoutError, WireError) as error:
-            status = self.status()
+            said = self.control.recv(4096).decode() or self.status()
+        except (TimeoutError, ConnectionResetError) as error:
+            said = f"{error} ({self.status()})"
+        if said != "ready":
             self.end()
-            raise UserError(f"cannot start the jail for {harness.name}: {error or 'timed out'} ({status})") from None
-        if not isinstance(frame, dict) or "ready" not in frame:
-            self.end()
-            reason = frame.get("unfit", frame) if isinstance(frame, dict) else frame
-            raise UserError(f"cannot start the jail for {harness.name}: {reason}; `whale doctor` says what is missing")
+            raise UserError(f"cannot start the jail for {harness.name}: {said}; `whale doctor` says what is missing")
+        self.control.settimeout(None)
 
-    def begin(self) -> None:
-        """The limits on time count from now."""
-        self._cpu_end = self.cpu() + self.limits.seconds
-        self._wall_end = time.monotonic() + self.limits.wall_seconds
+    def token(self) -> int:
+        """A name for a worker."""
+        return next(self._tokens)
 
-    def pause(self, seconds: float) -> None:
-        """So many wall-clock seconds do not count."""
-        self._wall_end += seconds
+    def fork(self, token: int, sock: socket.socket) -> None:
+        """Have a worker forked for a socket. `WireError` if this process is gone."""
+        self._request(b"F", token, sock.fileno())
 
-    def send(self, frame: Any) -> None:
-        """Send a frame. `TimeoutError` past a limit, `WireError` if the worker is gone."""
-        send(self.socket, frame, self._wall_end)
+    def reap(self, token: int) -> None:
+        """Kill a worker."""
+        if self._pid == os.getpid():  # it is not for a forked copy of this process
+            with contextlib.suppress(WireError):  # what it forked ends when its socket does
+                self._request(b"E", token)
 
-    def receive(self) -> tuple[Any, bytes]:
-        """The next frame and its bytes. Raises as `send` does, and `WireError` for what is no frame."""
-        while True:
-            left = min(self._cpu_end - self.cpu(), self._wall_end - time.monotonic())
-            if left <= 0:
-                raise TimeoutError
-            if self._poll.poll(1000 * left + 1):
-                return receive(self.socket, self._wall_end)
+    def post_mortem(self, token: int) -> str:
+        """How a worker ended, in words; it is killed if it has not."""
+        ours, theirs = os.pipe()
+        with open(ours, "rb") as file:
+            try:
+                self._request(b"E", token, theirs)
+            except WireError:
+                return "and nobody knows how"
+            finally:
+                os.close(theirs)
+            status = file.read()
+        return _in_words(os.waitstatus_to_exitcode(int(status))) if status else "and nobody knows how"
 
-    def cpu(self) -> float:
-        """Processor seconds that the worker has used."""
+    def _request(self, kind: bytes, token: int, *fds: int) -> None:
         try:
-            return time.clock_gettime((~self.process.pid << 3) | 2)  # the clock id of a process (CPUCLOCK_SCHED)
-        except OSError:  # it has ended, as the socket will say
-            return 0.0
+            socket.send_fds(self.control, [REQUEST.pack(kind, token)], fds)
+        except OSError as error:
+            raise WireError(f"cannot send: {error.strerror}") from None
 
     @property
     def alive(self) -> bool:
@@ -187,10 +215,19 @@ class _Worker:
     def status(self) -> str:
         """How it ended, in words."""
         try:
-            code = self.process.wait(1)
+            return _in_words(self.process.wait(1))
         except subprocess.TimeoutExpired:
             return "still running"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+@functools.cache
+def _filter() -> bytes:
+    """The seccomp filter of a worker: the sandbox's without threads, which no harness can start honestly."""
+    return layers.compile_filter(threads=False) if require().seccomp else b""
+
+
+def _in_words(exit_code: int) -> str:
+    return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit status {exit_code}"
 
 
 def _folders() -> list[str]:
@@ -200,23 +237,105 @@ def _folders() -> list[str]:
     return sorted({str(o.parent.parent if o.name == "__init__.py" else o.parent) for o in origins})
 
 
-def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> None:
-    sock.close()
+def _end_zygote(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+    control.close()  # on which it kills its workers and ends
     if os.getpid() == owner:
-        process.kill()
-        process.wait()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-@dataclass
-class _Turn:
-    """What one resume was given and gave: enough to do it again."""
+class _Worker:
+    """The process of one episode and the socket to it."""
 
-    reply: ReplyView | None
-    tools: list[tuple[Any, Any]] = field(default_factory=list)  # (the call, the frame that answered it)
-    outcome: bytes = b""  # digest of the frame that ended it
+    def __init__(self, zygote: _Zygote, limits: JailLimits) -> None:
+        self._limits = limits
+        self._zygote = zygote
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise UserError(
+                f"cannot start an episode of {zygote.name}: {error.strerror}; each running episode takes a descriptor: "
+                "allow more (ulimit -n), or run fewer at once"
+            ) from None
+        self.end = weakref.finalize(self, _end_worker, zygote, token := zygote.token(), ours)
+        self._token, self._poll, self.pid = token, select.poll(), 0
+        self._channel = Channel(ours, msgspec.json.encode, msgspec.json.decode)
+        self._poll.register(ours, select.POLLIN)
+        try:
+            with theirs:
+                zygote.fork(token, theirs)
+        except WireError:
+            self.end()
+            raise
+
+    def ready(self) -> None:
+        """Wait until it can play. `UserError` if it cannot, `WireError` if it is gone."""
+        self._cpu_end, self._wall_end = float("inf"), time.monotonic() + self._limits.start_seconds
+        try:
+            frame = self._channel.receive(self._wait)
+        except TimeoutError:
+            frame = {"unfit": f"not ready after {self._limits.start_seconds:g} s"}
+        if "ready" not in frame:
+            self.end()
+            raise UserError(f"cannot start an episode of {self._zygote.name}: {frame['unfit']}")
+        self.pid = frame["ready"]
+
+    def begin(self) -> None:
+        """The limits on time count from now."""
+        self._cpu_end = min(self._cpu() + self._limits.seconds, self._limits.cpu_seconds)
+        self._wall_end = time.monotonic() + self._limits.wall_seconds
+
+    def pause(self, seconds: float) -> None:
+        """So many wall-clock seconds do not count."""
+        self._wall_end += seconds
+
+    def send(self, frame: Any) -> None:
+        """Send a frame. `TimeoutError` past a limit, `WireError` if the worker is gone."""
+        try:
+            self._channel.send(frame, self._wall_end)
+        except TimeoutError:
+            raise self._late() from None
+
+    def receive(self) -> Any:
+        """The next frame. Raises as `send` does, and `WireError` for what is no frame."""
+        return self._channel.receive(self._wait)
+
+    def _wait(self) -> None:
+        while True:
+            left = min(self._cpu_end - self._cpu(), self._wall_end - time.monotonic())
+            if left <= 0:
+                raise self._late()
+            if self._poll.poll(1000 * left + 1):
+                return
+
+    def _late(self) -> TimeoutError:
+        limits = self._limits
+        if self._cpu() < self._cpu_end:
+            return TimeoutError(f"did nothing for more than {limits.wall_seconds:g} s between two model calls")
+        if self._cpu_end >= limits.cpu_seconds:
+            return TimeoutError(f"ran for more than {limits.cpu_seconds:g} s in one episode")
+        return TimeoutError(f"ran for more than {limits.seconds:g} s between two model calls")
+
+    def _cpu(self) -> float:
+        """Processor seconds that the worker has used."""
+        if not self.pid:  # it has not said yet
+            return 0.0
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2)  # the clock id of a process (CPUCLOCK_SCHED)
+        except OSError:  # it has ended, as the socket will say
+            return 0.0
+
+    def post_mortem(self) -> str:
+        """How it ended, in words; it is killed if it has not."""
+        return self._zygote.post_mortem(self._token)
 
 
-_OTHERWISE = "NotDeterministic: did otherwise when its process was lost and its episode was played again"
+def _end_worker(zygote: _Zygote, token: int, sock: socket.socket) -> None:
+    sock.close()
+    zygote.reap(token)
 
 
 class _Broken(Exception):
@@ -226,107 +345,67 @@ class _Broken(Exception):
 class JailedSession(Session):
     """An episode of an untrusted harness in a `Jail`; `shown` is what it sees of the task."""
 
-    _ids = itertools.count()
-
     def __init__(self, jail: Jail, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
         super().__init__(toolbox)
         self._jail = jail
         self._start = {"shown": pack(shown, "a task"), "seed": seed}
-        self._id = next(self._ids)
-        self._generation: int | None = None
-        self._turns: list[_Turn] = []
-        self._ended = False
+        self._worker: _Worker | None = None
+        self._turn = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the episode's worker, None when it has none."""
+        return self._worker.pid if self._worker is not None else None
 
     def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
-        turn, number = _Turn(reply), len(self._turns)
         try:
-            kind, value = self._exchange(self._restored(), turn, self._answer)
+            kind, value = self._exchange(reply)
         except _Broken as broken:
             kind, value = "fail", str(broken)
-            self._jail.lost_at.append(number)
-            self._jail.discard()
+            self._jail.lost_at.append(self._turn)
         except BaseException:  # a tool's failure or a Ctrl-C leaves the worker in the middle of an exchange
-            self._ended = True
-            self._jail.discard()
+            self.close()
             raise
         else:
-            self._jail.lost_at = [lost for lost in self._jail.lost_at if lost > number]
-            if kind == "fail" and value.startswith("MemoryError"):
-                self._jail.discard()  # what filled it may still be held
-        self._turns.append(turn)
-        self._ended = kind != "ask"
+            self._jail.lost_at = [lost for lost in self._jail.lost_at if lost > self._turn]
+        self._turn += 1
+        if kind != "ask":
+            self.close()
         return kind, value
 
     def close(self) -> None:
-        """See `Session.close`."""
-        worker = self._jail._worker
-        here = worker is not None and worker.alive and self._generation == self._jail.generation
-        if here and not self._ended and self._turns:
-            assert worker is not None
-            try:
-                worker.begin()
-                worker.send({"close": self._id})
-                frame, _ = worker.receive()
-            except (TimeoutError, WireError):
-                frame = None
-            if frame != {"closed": self._id}:  # it hangs or raises in a `finally`; the others are restored elsewhere
-                self._jail.discard()
-        self._ended = True
-        self._turns = []
+        """See `Session.close`. The generator's `finally` blocks do not run: what they would do is dropped anyway."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
 
-    def _restored(self) -> _Worker:
-        """The worker with the episode where it was, played again if the worker that it ran in is gone."""
+    def _exchange(self, reply: ReplyView | None) -> tuple[str, Any]:
+        """Resume the episode in its worker, answering its tool calls, until it asks, answers or fails."""
         if len(self._jail.lost_at) >= self._jail.limits.losses:
             raise _Broken(f"GivenUp: its process hung or died {self._jail.limits.losses} times in a row")
-        worker = self._jail.worker()
-        if self._generation == self._jail.generation:
-            return worker
-        self._generation = self._jail.generation
-        done, self._turns = self._turns, []
-        for past in done:
-            recorded = iter(past.tools)
-
-            def answer(call: list[Any], recorded: Iterator[tuple[Any, Any]] = recorded) -> Any:
-                then, result = next(recorded, (None, None))
-                if then != call:
-                    raise _Broken(_OTHERWISE)
-                return result
-
-            again = _Turn(past.reply)
-            self._exchange(worker, again, answer)
-            if again.outcome != past.outcome:
-                raise _Broken(_OTHERWISE)
-            self._turns.append(past)
-        return worker
-
-    def _exchange(self, worker: _Worker, turn: _Turn, answer: Callable[[list[Any]], Any]) -> tuple[str, Any]:
-        """Resume the episode in the worker, answering its tool calls, until it asks, answers or fails."""
-        frame: dict[str, Any] = {"id": self._id, "reply": _reply_frame(turn.reply)}
-        if not self._turns:
-            frame["start"] = self._start
+        worker = self._worker
+        if reply is None:
+            worker = self._worker = self._jail.worker()
+        assert worker is not None, "resumed after its end"
         try:
             worker.begin()
-            worker.send(frame)
+            worker.send(self._start if reply is None else [reply.text, reply.finish_reason, list(reply.tool_calls)])
             while True:
-                got, data = worker.receive()
+                got = worker.receive()
                 if not (isinstance(got, dict) and len(got) == 1):
                     raise WireError("a frame without a kind")
                 ((kind, value),) = got.items()
                 if kind != "tool":
-                    turn.outcome = hashlib.sha256(data).digest()
                     return kind, _checked(kind, value)
                 call = _tool_call(value)
                 called = time.monotonic()
-                result = answer(call)
+                result = self._answer(call)
                 worker.pause(time.monotonic() - called)
-                turn.tools.append((call, result))
                 worker.send(result)
-        except TimeoutError:
-            raise _Broken(
-                f"TimeoutError: ran for more than {self._jail.limits.seconds:g} s between two model calls"
-            ) from None
+        except TimeoutError as error:
+            raise _Broken(f"TimeoutError: {error}") from None
         except WireError as error:
-            raise _Broken(f"its process ended or sent what it may not: {error} ({worker.status()})") from None
+            raise _Broken(f"its process ended or sent what it may not: {error} ({worker.post_mortem()})") from None
 
     def _answer(self, call: list[Any]) -> dict[str, Any]:
         """Call a tool for the harness: the frame that answers it."""
@@ -334,12 +413,6 @@ class JailedSession(Session):
             return {"result": pack(self._toolbox.call(*call), "a result")}
         except ToolUseError as error:
             return {"error": str(error)}
-
-
-def _reply_frame(reply: ReplyView | None) -> dict[str, Any] | None:
-    if reply is None:
-        return None
-    return {"text": reply.text, "finish_reason": reply.finish_reason, "tool_calls": list(reply.tool_calls)}
 
 
 def _tool_call(value: Any) -> list[Any]:

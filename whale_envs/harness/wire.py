@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from whale_envs.harness.helpers import RESULT_TYPES, Ask
@@ -29,9 +30,11 @@ MAX_FAILURE = 500
 
 ROLES = ("system", "user", "assistant", "tool")
 
+_READ = 1 << 16  # less than what malloc maps anew each time
 _VALUE = 8  # what a value costs besides its text, so that many small ones are bounded too
 _LENGTH = struct.Struct("!I")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
@@ -41,17 +44,22 @@ class WireError(Exception):
 
 def clean(text: str) -> str:
     """`text` as valid Unicode: lone surrogates, which JSON cannot carry, become U+FFFD."""
-    return _SURROGATE.sub("\ufffd", text)
+    if type(text) is str and text.isascii():
+        return text
+    try:
+        return str.encode(text).decode()  # much faster than a search for what is hardly ever there
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
 
 
 def plain(value: Any, what: str) -> Any:
     """A copy of `value` made of JSON types alone (tuples become lists). `ValueError` says why `what` is not JSON."""
-    return _walk(value, what, _Budget(), tagged=False)
+    return _copy(value, what, tagged=False)
 
 
 def pack(value: Any, what: str) -> Any:
     """A tool's result as JSON that `unpack` turns back with its types: tuples and `RESULT_TYPES` are tagged."""
-    return _walk(value, what, _Budget(), tagged=True)
+    return _copy(value, what, tagged=True)
 
 
 def unpack(value: Any) -> Any:
@@ -67,47 +75,62 @@ def unpack(value: Any) -> Any:
     return fields if kind == "dict" else RESULT_TYPES[kind](**fields)
 
 
-class _Budget:
-    def __init__(self) -> None:
-        self.left = MAX_CHARS
+def _copy(value: Any, what: str, tagged: bool) -> Any:
+    """A walk over the value; every ask goes through two, so it is written for speed."""
+    left = MAX_CHARS
 
-    def spend(self, chars: int, what: str) -> None:
-        self.left -= chars
-        if self.left < 0:
+    def spend(chars: int) -> None:
+        nonlocal left
+        left -= chars
+        if left < 0:
             raise ValueError(f"{what} is larger than {MAX_CHARS:,} characters")
 
-
-def _walk(value: Any, what: str, budget: _Budget, tagged: bool, depth: int = 0) -> Any:
-    budget.spend(_VALUE, what)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        budget.spend(len(value), what)
-        return clean(value)
-    if isinstance(value, int):
-        if value.bit_length() > 4096:
-            raise ValueError(f"{what} holds an integer of more than 4096 bits")
-        budget.spend(value.bit_length() // 3, what)
-        return int(value)
-    if isinstance(value, float):
+    def scalar(value: Any) -> Any:
+        spend(_VALUE)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            spend(len(value))
+            return clean(value)
+        if isinstance(value, int):
+            if value.bit_length() > 4096:
+                raise ValueError(f"{what} holds an integer of more than 4096 bits")
+            spend(value.bit_length() // 3)
+            return int(value)
         if not math.isfinite(value):
             raise ValueError(f"{what} is not JSON: it holds {value!r}")
         return float(value)
-    if depth >= MAX_DEPTH:
-        raise ValueError(f"{what} is nested more than {MAX_DEPTH} levels deep")
-    if isinstance(value, list | tuple):
-        items = [_walk(v, what, budget, tagged, depth + 1) for v in value]
-        return {"tuple": items} if tagged and isinstance(value, tuple) else items
-    kind = "dict" if isinstance(value, dict) else type(value).__name__
-    if kind != "dict" and (not tagged or RESULT_TYPES.get(kind) is not type(value)):
-        raise ValueError(f"{what} is not JSON: it holds a {clean(kind)}")
-    fields = {}
-    for key, inner in (value if kind == "dict" else vars(value)).items():
-        if not isinstance(key, str):
-            raise ValueError(f"{what} is not JSON: it holds the key {clean(repr(key))[:80]}, which is no string")
-        budget.spend(len(key), what)
-        fields[clean(key)] = _walk(inner, what, budget, tagged, depth + 1)
-    return {kind: fields} if tagged else fields
+
+    def fields(items: dict[Any, Any], depth: int) -> dict[str, Any]:
+        copy = {}
+        for key, inner in items.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{what} is not JSON: it holds the key {clean(repr(key))[:80]}, which is no string")
+            spend(len(key))
+            copy[clean(key)] = walk(inner, depth)
+        return copy
+
+    def walk(value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is str and value.isascii():
+            spend(_VALUE + len(value))
+            return value
+        if value is None or isinstance(value, str | int | float):
+            return scalar(value)
+        spend(_VALUE)
+        if depth >= MAX_DEPTH:
+            raise ValueError(f"{what} is nested more than {MAX_DEPTH} levels deep")
+        if isinstance(value, list | tuple):
+            items = [walk(v, depth + 1) for v in value]
+            return {"tuple": items} if tagged and isinstance(value, tuple) else items
+        if isinstance(value, dict):
+            copy = fields(value, depth + 1)
+            return {"dict": copy} if tagged else copy
+        if tagged and RESULT_TYPES.get(kind.__name__) is kind:
+            return {kind.__name__: fields(vars(value), depth + 1)}
+        raise ValueError(f"{what} is not JSON: it holds a {clean(kind.__name__)}")
+
+    return walk(value, 0)
 
 
 def ask_of(yielded: object) -> Ask:
@@ -153,52 +176,67 @@ def failure_text(error: BaseException) -> str:
     return clean(text if len(text) <= MAX_FAILURE else text[:MAX_FAILURE] + "…")
 
 
-def send(sock: socket.socket, frame: Any, deadline: float | None = None) -> bytes:
-    """Send a frame before `deadline` (by `time.monotonic`); returns its bytes. `TimeoutError` or `WireError`."""
-    data = json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
-    _arm(sock, deadline)
-    try:
-        sock.sendall(_LENGTH.pack(len(data)) + data)
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise WireError(f"cannot send: {error.strerror}") from None
-    return data
+def _encode(frame: Any) -> bytes:
+    return _json.encode(frame).encode()
 
 
-def receive(sock: socket.socket, deadline: float | None = None) -> tuple[Any, bytes]:
-    """The next frame and its bytes. `TimeoutError` past `deadline`, `WireError` for the end or what is no frame."""
-    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size, deadline))
-    if length > MAX_FRAME:
-        raise WireError(f"a frame of {length:,} bytes: expected at most {MAX_FRAME:,}")
-    data = _exactly(sock, length, deadline)
-    try:
-        return json.loads(data), data
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"a frame that is not JSON: {type(error).__name__}") from None
+class Channel:
+    """Frames over a stream socket, for one thread. A frame is its length and then JSON in UTF-8.
 
+    `encode` and `decode` are the standard library's where nothing else is at hand; they raise `ValueError` or
+    `RecursionError` for what they cannot take.
+    """
 
-def _exactly(sock: socket.socket, count: int, deadline: float | None) -> bytes:
-    got = bytearray()
-    while len(got) < count:
-        _arm(sock, deadline)
+    def __init__(
+        self,
+        sock: socket.socket,
+        encode: Callable[[Any], bytes] = _encode,
+        decode: Callable[[bytes], Any] = json.loads,
+    ) -> None:
+        self.socket, self._encode, self._decode = sock, encode, decode
+        self._got = bytearray()
+
+    def send(self, frame: Any, deadline: float | None = None) -> None:
+        """Send a frame before `deadline` (by `time.monotonic`). `TimeoutError`, or `WireError` if nobody is there."""
+        data = self._encode(frame)
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
         try:
-            chunk = sock.recv(min(count - len(got), 1 << 20))
+            self.socket.sendall(_LENGTH.pack(len(data)) + data)
         except TimeoutError:
             raise
         except OSError as error:
-            raise WireError(f"cannot receive: {error.strerror}") from None
-        if not chunk:
-            raise WireError("the other end is closed")
-        got += chunk
-    return bytes(got)
+            raise WireError(f"cannot send: {error.strerror}") from None
 
+    def receive(self, wait: Callable[[], object] = lambda: None) -> Any:
+        """The next frame. `wait` is called before every read; it returns when there is something to read, or raises.
 
-def _arm(sock: socket.socket, deadline: float | None) -> None:
-    """Bound the next call on `sock` by `deadline`."""
-    if deadline is None:
-        return
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    sock.settimeout(left)
+        Raises `WireError` for the end, and for what is no frame.
+        """
+        length = _LENGTH.unpack(self._take(_LENGTH.size, wait))[0]
+        if length > MAX_FRAME:
+            raise WireError(f"a frame of {length:,} bytes: expected at most {MAX_FRAME:,}")
+        data = self._take(length, wait)
+        try:
+            return self._decode(data)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"a frame that is not JSON: {type(error).__name__}") from None
+
+    def _take(self, count: int, wait: Callable[[], object]) -> bytes:
+        while len(self._got) < count:
+            wait()
+            try:
+                read = self.socket.recv(_READ)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise WireError(f"cannot receive: {error.strerror}") from None
+            if not read:
+                raise WireError("the other end is closed")
+            self._got += read
+        taken = bytes(self._got[:count])
+        del self._got[:count]
+        return taken
