@@ -1,6 +1,5 @@
-"""SearchQA: the mini world's promises, retrieval, exact match, and real files."""
+"""SearchQA: the mini world's promises, exact match, and real files."""
 
-import gzip
 import json
 import os
 from collections import Counter
@@ -13,12 +12,9 @@ from hypothesis import strategies as st
 from whale_envs import UserError, load_domain
 from whale_envs.data.folder import load_splits
 from whale_envs.data.reader import DUPLICATE
-from whale_envs.data.search_files import NO_ANSWER, NO_QUESTION, read_corpus
+from whale_envs.data.search_files import NO_ANSWER, NO_QUESTION
 from whale_envs.data.search_world import SIZES, SearchWorld
 from whale_envs.domains.search_qa import SearchQA
-from whale_envs.errors import ToolUseError
-from whale_envs.harness.helpers import Passage
-from whale_envs.tools.retrieval import Retriever
 from whale_envs.verifiers.exact_match import exact_match, normalise
 
 REAL = os.environ.get("WHALE_REAL_DATA")
@@ -57,31 +53,6 @@ def test_a_title_finds_its_own_passage_first_but_for_a_few_that_others_mention_o
     retriever = SearchQA(SearchWorld(5)).retriever
     missed = [p.title for p in retriever.passages if retriever.search(p.title, k=1)[0].id != p.id]
     assert len(missed) < 0.02 * len(retriever.passages)
-
-
-@given(st.text(), st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
-def test_any_query_gives_at_most_k_passages_in_falling_order_and_always_the_same(query, k):
-    retriever = Retriever(
-        [Passage(str(i), f"Title {i}", text) for i, text in enumerate(["a b", "b c", "Éclair ça", "c d"])]
-    )
-    found = retriever.search(query, k)
-    assert len(found) <= k
-    assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
-    assert found == retriever.search(query, k)
-
-
-def test_case_and_accents_do_not_matter_and_ties_keep_the_corpus_order():
-    retriever = Retriever([Passage("1", "", "crème brûlée"), Passage("2", "", "x y"), Passage("3", "", "x y")])
-    assert [p.id for p in retriever.search("CREME BRULEE", 3)] == ["1"]
-    assert [p.id for p in retriever.search("x", 3)] == ["2", "3"]
-    assert retriever.search("nothing of the kind", 3) == []
-
-
-@pytest.mark.parametrize("query, k", [("x", 0), ("x", 21), ("x", True), ("x", "2"), (None, 1)])
-def test_a_search_that_is_not_offered_is_a_tool_use_error(query, k):
-    with pytest.raises(ToolUseError):
-        Retriever([Passage("1", "", "x")]).search(query, k)
 
 
 @given(st.text(max_size=20))
@@ -132,13 +103,6 @@ def test_a_missing_file_and_a_dataset_without_a_corpus_say_what_was_expected(tmp
         load_domain("search-qa", f"{tmp_path}/none.jsonl,corpus={tmp_path}/none.jsonl")
     with pytest.raises(UserError, match="names no corpus"):
         load_domain("search-qa", "questions.jsonl")
-
-
-def test_both_shapes_of_corpus_are_read_plain_and_gzipped(tmp_path):
-    rows = [{"id": "1", "title": "T", "text": "words"}, {"id": 2, "contents": '"T"\nwords'}]
-    path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(json.dumps(r) for r in rows).encode()))
-    assert list(read_corpus(path)) == [Passage("1", "T", "words"), Passage("2", "T", "words")]
 
 
 @needs_real_data

@@ -1,4 +1,4 @@
-"""The command line: `whale run`, `train`, `search`, `eval`, `report`, `doctor`.
+"""The command line: `whale run`, `train`, `search`, `eval`, `report`, `doctor`, `index`, `serve-retrieval`.
 
 A user's mistake is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130; a bug is a traceback.
 Nothing heavy is imported before the arguments are understood.
@@ -20,6 +20,7 @@ import tyro
 
 from whale_envs.errors import UserError
 from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
+from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ Command = (
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[ReportConfig, tyro.conf.subcommand("report")]
     | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
+    | Annotated[IndexConfig, tyro.conf.subcommand("index")]
+    | Annotated[ServeRetrievalConfig, tyro.conf.subcommand("serve-retrieval")]
 )
 
 
@@ -77,7 +80,7 @@ def _parse(argv: Sequence[str]) -> Command:
                 args=argv,
                 prog="whale",
                 description="Train a language-model agent's weights and its harness in turn.",
-                config=(tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
     except SystemExit as end:
         if end.code in (None, 0):
@@ -105,6 +108,10 @@ def _execute(command: Command) -> int:
 
         print(write_report(command.run, command.out))
         return 0
+    if isinstance(command, IndexConfig):
+        return index(command)
+    if isinstance(command, ServeRetrievalConfig):
+        return serve_retrieval(command)
     from whale_train import commands
 
     return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)

@@ -88,13 +88,13 @@ def read_rows(path: Path, layout: Layout) -> Iterator[Row]:
             raise UserError(f"{path} is of no known kind: expected {layout.expected}, as {known}, plain, .gz or .zst")
 
 
-def read_jsonl(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path, expected: str, raw: io.BufferedReader | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, row) of each line of a JSONL file that is not blank; numbers keep their digits as text.
 
-    `expected` is what the file should hold, for messages. Raises `UserError` for a file that cannot be read and for a
-    line that is no JSON object.
+    `expected` is what the file should hold, for messages; `raw` as for `open_text`. Raises `UserError` for a file that
+    cannot be read and for a line that is no JSON object.
     """
-    with _reading(path, expected), open_text(path) as lines:
+    with _reading(path, expected), open_text(path, raw) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, _object(line, f"{path}:{number}")
@@ -125,10 +125,13 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_text(path: Path) -> Iterator[TextIO]:
-    """A file's text in UTF-8, unpacked from gzip, zstandard, and a tar archive of one file."""
+def open_text(path: Path, raw: io.BufferedReader | None = None) -> Iterator[TextIO]:
+    """A file's text in UTF-8, unpacked from gzip, zstandard, and a tar archive of one file.
+
+    `raw` is the file if it is open already, for whoever watches its position; it is closed at the end all the same.
+    """
     with contextlib.ExitStack() as stack:
-        unpacked = stack.enter_context(_unpacked(path))
+        unpacked = stack.enter_context(_unpacked(stack.enter_context(raw or path.open("rb"))))
         if unpacked.peek(512)[257:262] == b"ustar":
             archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r|"))
             member = next((m for m in archive if m.isfile()), None)
@@ -141,15 +144,14 @@ def open_text(path: Path) -> Iterator[TextIO]:
         yield stack.enter_context(io.TextIOWrapper(inner, encoding="utf-8-sig", newline=""))
 
 
-def _unpacked(path: Path) -> io.BufferedReader:
-    with path.open("rb") as file:
-        start = file.read(4)
+def _unpacked(file: io.BufferedReader) -> io.BufferedReader:
+    start = file.peek(4)[:4]
     if start[:2] == b"\x1f\x8b":
-        return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")))
+        return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")))
     if start == b"\x28\xb5\x2f\xfd":
-        packed = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+        packed = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         return io.BufferedReader(cast(io.RawIOBase, packed))
-    return path.open("rb")
+    return file
 
 
 def _csv(path: Path, layout: Layout) -> Iterator[Row]:

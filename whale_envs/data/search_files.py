@@ -1,4 +1,4 @@
-"""Questions and passages from files as people have them."""
+"""Questions from files as people have them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from whale_envs.data.files import Layout, Row, counts_rows, read_jsonl
+from whale_envs.data.files import Layout, Row, counts_rows
 from whale_envs.data.reader import Dropped, TaskReader
 from whale_envs.errors import UserError
-from whale_envs.harness.helpers import Passage
 from whale_envs.task import Task
 from whale_envs.verifiers.exact_match import normalise
 
@@ -26,24 +24,6 @@ _ASKS = re.compile(
     r"(who|whose|whom|what|when|where|which|why|how|is|are|was|were|do|does|did|can|in|on|at|name)\b|.*\?\s*$",
     re.IGNORECASE | re.DOTALL,
 )
-
-
-def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Passages from JSONL with `{id, title, text}` or `{id, contents}` (wiki-18: title in the first line), streamed.
-
-    The file may be plain or packed (see `whale_envs.data.files`). Raises `UserError` naming file and line for a row
-    of another shape.
-    """
-    expected = "passages, one JSON object with text or contents a line"
-    for number, row in read_jsonl(Path(path), expected):
-        if isinstance(row.get("contents"), str):
-            title, _, text = row["contents"].partition("\n")
-            title = title.strip('" ')
-        elif isinstance(row.get("text"), str):
-            title, text = str(row.get("title") or ""), row["text"]
-        else:
-            raise UserError(f"{path}:{number} is no passage: expected text or contents, found {', '.join(sorted(row))}")
-        yield Passage(str(row.get("id", number)), title, text)
 
 
 def name_columns(rows: Sequence[Sequence[str]]) -> list[str] | None:

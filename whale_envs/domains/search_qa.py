@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from whale_envs.data.folder import load_splits
-from whale_envs.data.search_files import read_corpus
 from whale_envs.data.search_world import SearchWorld
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
 from whale_envs.task import Task
-from whale_envs.tools.retrieval import Retriever
+from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, Retriever, open_retriever
 from whale_envs.verifiers.exact_match import exact_match, normalise
 
 #: The seed of the bundled world; the bundled model was trained on others.
@@ -22,9 +21,10 @@ MINI_WORLD_SEED = 0
 class SearchQA(Domain):
     """The SearchQA domain.
 
-    `dataset` is None for the bundled mini world, or "QUESTIONS,corpus=CORPUS.jsonl.gz": questions from a prepared
-    folder, a file or a folder of files (see `whale_envs.data.folder.load_splits`), and passages as
-    `{id, title, text}` or `{id, contents}`, one JSON object a line.
+    `dataset` is None for the bundled mini world, or "QUESTIONS,corpus=CORPUS": questions from a prepared folder, a
+    file or a folder of files (see `whale_envs.data.folder.load_splits`), and passages from a JSONL file of
+    `{id, title, text}` or `{id, contents}`, a folder that `whale index build` wrote, or the URL of a server; with
+    ",retriever=rank_bm25" at the end, the slow reference ranks (see `whale_envs.tools.retrieval.open_retriever`).
     A `SearchWorld` may be given instead.
     """
 
@@ -35,14 +35,15 @@ class SearchQA(Domain):
             dataset = SearchWorld(MINI_WORLD_SEED)
         if isinstance(dataset, SearchWorld):
             self.splits = dataset.splits()
-            self.retriever = Retriever(dataset.passages())
+            self.retriever: Retriever = BM25Retriever.of(dataset.passages())
             self.max_tokens = 64  # the longest useful reply of a mini world is about 30 tokens
         else:
             questions, _, corpus = dataset.partition(",corpus=")
+            corpus, _, ranker = corpus.partition(",retriever=")
             if not corpus:
                 raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
             self.splits = load_splits(self.name, questions)
-            self.retriever = Retriever(read_corpus(corpus))
+            self.retriever = open_retriever(corpus, ranker or BACKENDS[0])
 
     def world(self, task: Task) -> SearchQAWorld:
         """See `Domain.world`."""

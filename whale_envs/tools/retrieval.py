@@ -1,43 +1,44 @@
-"""BM25 retrieval over passages, held in memory (bm25s; Lù 2024, Lucene's variant of BM25)."""
+"""BM25 retrieval over passages: Lucene's variant, computed ahead of time for each term and passage by bm25s (Lù 2024,
+arXiv 2407.03618). Where passages come from (memory, an index folder, a server) makes no difference to what is found.
+"""
 
 from __future__ import annotations
 
 import functools
-import re
-import unicodedata
-from collections.abc import Iterable
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import bm25s
 import numpy as np
+import rank_bm25
+from numpy.typing import NDArray
 
-from whale_envs.errors import ToolUseError, UserError
+from whale_envs.data.corpus import read_corpus
+from whale_envs.errors import ToolUseError, UserError, unknown
 from whale_envs.harness.helpers import Passage
+from whale_envs.tools.retrieval_index import K1, B, Passages, Shard, StoredIndex, cached_index
+from whale_envs.tools.retrieval_kernel import best
+from whale_envs.tools.retrieval_tokens import passage_tokens, tokens
 
 #: Most passages one search returns; more would be a way to read the corpus, not to search it.
 MAX_PASSAGES = 20
+#: Who can rank, the default first.
+BACKENDS = ("bm25s", "rank_bm25")
+
+#: The rows found for each query, best first, and their scores; rows past the last one found are -1.
+Ranking = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
-def tokens(text: str) -> list[str]:
-    """Words without case and accents, the same for passages and queries."""
-    plain = unicodedata.normalize("NFKD", text)
-    return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)).casefold())
+class Retriever(ABC):
+    """Finds passages. A query's result never varies: ties keep the corpus's order."""
 
-
-class Retriever:
-    """Finds passages by BM25. Ties keep the corpus's order, so a query's result never varies.
-
-    Raises `UserError` for a corpus without a passage.
-    """
-
-    def __init__(self, passages: Iterable[Passage]) -> None:
-        self.passages = list(passages)
-        if not self.passages:
-            raise UserError("the corpus holds no passage: expected at least one row with text or contents")
-        self._index = bm25s.BM25(backend="numpy")
-        self._index.index([tokens(f"{p.title} {p.text}") or [""] for p in self.passages], show_progress=False)
-        self._known = self._index.vocab_dict
+    def __init__(self) -> None:
         # the same query comes back for every rollout of a group
-        self._search = functools.lru_cache(maxsize=65_536)(self._ranked)
+        self._found = functools.lru_cache(maxsize=4096)(self._find)
 
     def search(self, query: str, k: int = 1) -> list[Passage]:
         """The best `k` passages that share a word with `query`, best first.
@@ -48,15 +49,131 @@ class Retriever:
             raise ToolUseError(f"search takes a query string, not {type(query).__name__}")
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_PASSAGES:
             raise ToolUseError(f"search takes k from 1 to {MAX_PASSAGES}, not {k!r}")
-        return list(self._search(query, k))
+        return list(self._found(query, k))
 
-    def _ranked(self, query: str, k: int) -> tuple[Passage, ...]:
-        words = [w for w in tokens(query) if w in self._known]
-        if not words:
-            return ()
-        scores = self._index.get_scores(words)
-        found = np.flatnonzero(scores > 0)
-        best = found[np.argsort(-scores[found], kind="stable")[:k]]
-        return tuple(
-            Passage(p.id, p.title, p.text, round(float(scores[i]), 4)) for i in best for p in (self.passages[i],)
+    def _find(self, query: str, k: int) -> tuple[Passage, ...]:
+        return tuple(self.search_batch([query], k)[0])
+
+    @abstractmethod
+    def search_batch(self, queries: Sequence[str], k: int, threads: int = 1) -> list[list[Passage]]:
+        """What `search` finds for each query; `k` is 1 or more, without a limit."""
+
+
+class LocalRetriever(Retriever):
+    """A retriever that has its passages at hand."""
+
+    def __init__(self, passages: Passages) -> None:
+        super().__init__()
+        if not len(passages):
+            raise UserError("the corpus holds no passage: expected at least one row with text or contents")
+        self.passages = passages
+
+    @abstractmethod
+    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
+        """The best `k` passages for each tokenised query: rows and scores, of shape (queries, k)."""
+
+    def search_batch(self, queries: Sequence[str], k: int, threads: int = 1) -> list[list[Passage]]:
+        """See `Retriever.search_batch`. The queries are shared out between so many threads."""
+        if threads == 1 or len(queries) < 2 * threads:
+            return self._search(queries, k)
+        share = math.ceil(len(queries) / threads)
+        with ThreadPoolExecutor(threads) as pool:
+            shares = pool.map(lambda at: self._search(queries[at : at + share], k), range(0, len(queries), share))
+            return list(itertools.chain.from_iterable(shares))
+
+    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        rows, scores = self.rank([tokens(q) for q in queries], k)
+        return [
+            [self._scored(row, score) for row, score in zip(found, scored, strict=True) if row >= 0]
+            for found, scored in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+    def _scored(self, row: int, score: float) -> Passage:
+        passage = self.passages[row]
+        return Passage(passage.id, passage.title, passage.text, round(score, 4))
+
+
+class BM25Retriever(LocalRetriever):
+    """Ranks by bm25s's scores, with numba. Use `of` or `open`."""
+
+    def __init__(self, passages: Passages, vocabulary: dict[str, int], shards: Sequence[Shard]) -> None:
+        super().__init__(passages)
+        self.vocabulary, self.shards = vocabulary, shards
+
+    @classmethod
+    def of(cls, passages: Iterable[Passage]) -> BM25Retriever:
+        """Index passages in memory. Raises `UserError` when there are none."""
+        kept = list(passages)
+        index = bm25s.BM25(k1=K1, b=B, method="lucene")
+        if kept:
+            index.index([passage_tokens(p) for p in kept], show_progress=False)
+            return cls(kept, index.vocab_dict, [Shard.of(index.scores, first=0)])
+        return cls(kept, {}, [])
+
+    @classmethod
+    def open(cls, folder: Path) -> BM25Retriever:
+        """Open what `whale index build` wrote, memory-mapped. Raises `UserError` when it is no finished index."""
+        stored = StoredIndex(folder)
+        return cls(stored.passages, stored.vocabulary(), stored.shards())
+
+    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
+        """See `LocalRetriever.rank`."""
+        known = self.vocabulary
+        terms = [[known[word] for word in query if word in known] for query in queries]
+        starts = np.zeros(len(queries) + 1, np.int64)
+        np.cumsum([len(t) for t in terms], out=starts[1:])
+        flat = np.fromiter(itertools.chain.from_iterable(terms), np.int32, starts[-1])
+        found = [(s.first, *best(s.data, s.indices, s.indptr, s.passages, flat, starts, k)) for s in self.shards]
+        rows = np.concatenate(
+            [np.where(rows < 0, -1, rows + first) for first, rows, _ in found], axis=1, dtype=np.int64
         )
+        scores = np.concatenate([scores for *_, scores in found], axis=1, dtype=np.float64)
+        if len(found) > 1:
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        return rows, scores
+
+
+class ReferenceRetriever(LocalRetriever):
+    """Ranks by rank_bm25: slow, in memory, and of plain Python, to compare with."""
+
+    def __init__(self, passages: Passages) -> None:
+        super().__init__(passages)
+        self._index = _LuceneOkapi([passage_tokens(p) for p in passages], k1=K1, b=B)
+
+    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
+        """See `LocalRetriever.rank`."""
+        rows, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k))
+        for q, query in enumerate(queries):
+            # Okapi has a factor of k1 + 1 that Lucene left out, since it changes no order
+            scored = self._index.get_scores(query) / (K1 + 1)
+            found = np.argsort(-scored, kind="stable")[: min(k, np.count_nonzero(scored > 0))]
+            rows[q, : len(found)], scores[q, : len(found)] = found, scored[found]
+        return rows, scores
+
+
+class _LuceneOkapi(rank_bm25.BM25Okapi):  # type: ignore[misc]
+    """rank_bm25's Okapi with Lucene's inverse document frequency, which is never negative."""
+
+    def _calc_idf(self, nd: dict[str, int]) -> None:
+        self.idf = {word: math.log(1 + (self.corpus_size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
+
+
+def open_retriever(where: str, backend: str = BACKENDS[0]) -> Retriever:
+    """The retriever over a corpus file, an index folder, or a server's URL.
+
+    A corpus file is indexed once, into the user's cache, and is never held in memory whole; rank_bm25, which knows no
+    files, holds all passages. Raises `UserError` for what cannot be read or reached.
+    """
+    if backend not in BACKENDS:
+        raise unknown("retriever", backend, BACKENDS)
+    if where.startswith(("http://", "https://")):
+        from whale_envs.tools.retrieval_client import RemoteRetriever
+
+        if backend != BACKENDS[0]:
+            raise UserError(f"retriever={backend} with {where}: a server chooses its own; leave retriever= out")
+        return RemoteRetriever(where)
+    path = Path(where)
+    if backend == "rank_bm25":
+        return ReferenceRetriever(StoredIndex(path).passages if path.is_dir() else list(read_corpus(path)))
+    return BM25Retriever.open(path if path.is_dir() else cached_index(path))
