@@ -72,9 +72,8 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         domain = domain if isinstance(domain, Domain) else load_domain(domain, dataset)
         harness = load_harness(harness, domain.name)
         self._own_jail = None if jail is not None or harness.trusted else Jail(harness)
-        self.envs = [
-            HarnessEnv(domain, None, harness, split, jail or self._own_jail, render_mode) for _ in range(num_envs)
-        ]
+        kwargs: dict[str, Any] = {"jail": jail or self._own_jail, "render_mode": render_mode}
+        self.envs = [HarnessEnv(domain, harness=harness, split=split, **kwargs) for _ in range(num_envs)]
         for env in self.envs:
             env.max_asks = min(env.max_asks, max_episode_steps or env.max_asks)
         self.num_envs = num_envs

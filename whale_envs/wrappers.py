@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium.utils import RecordConstructorArgs
 
 from whale_envs.env import HarnessEnv, Observation
 from whale_envs.episode import Call, Reply
@@ -30,11 +31,11 @@ from whale_envs.spaces import Completion, Prompt, TokenIds
 Shown = TypeVar("Shown")
 
 
-class _Prompted(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Shown]):
+class _Prompted(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs, Generic[Shown]):
     """What the wrappers share: the observation is made from `info["ask"]`, empty where there is none."""
 
     def __init__(self, env: gymnasium.Env[Observation, Any], tokenizer: ChatTokenizer, eos: Sequence[int] = ()) -> None:
-        super().__init__(env)
+        gymnasium.Wrapper.__init__(self, env)
         inner = env.unwrapped
         if not isinstance(inner, HarnessEnv):
             raise UserError(f"{type(self).__name__} wraps a HarnessEnv, not {type(inner).__name__}")
@@ -82,6 +83,7 @@ class PromptText(_Prompted[str]):
     """
 
     def __init__(self, env: gymnasium.Env[Observation, Any], tokenizer: ChatTokenizer) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, tokenizer=tokenizer)
         super().__init__(env, tokenizer)
         self.observation_space = Prompt()
         self.action_space = Completion()
@@ -109,6 +111,7 @@ class TokenPrompt(_Prompted[npt.NDArray[np.int64]]):
     """
 
     def __init__(self, env: gymnasium.Env[Observation, Any], tokenizer: ChatTokenizer, eos: Sequence[int] = ()) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, tokenizer=tokenizer, eos=eos)
         super().__init__(env, tokenizer, eos)
         self.observation_space = TokenIds(len(tokenizer))
         self.action_space = TokenIds(len(tokenizer))
