@@ -129,7 +129,8 @@ def test_code_then_the_boxed_integer_solves_a_task(domain, harness):
     assert episode.score == 1
     assert shown(episode) == [episode.answer]
     assert episode.behaviours == {
-        "answer given": True, "answer is an integer": True, "code ran": True, "code failed": False, "cap hit": False,
+        "format followed": True, "boxed answer found": True, "answer given": True, "answer is an integer": True,
+        "code ran": True, "code failed": False, "cap hit": False,
     }  # fmt: skip
 
 

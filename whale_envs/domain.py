@@ -49,3 +49,10 @@ class Domain(ABC):
     @abstractmethod
     def world(self, task: Task) -> World:
         """A fresh world for one episode of `task`."""
+
+
+def format_followed(episode: Episode) -> bool:
+    """Whether every reply was of use to the harness: it called a tool after it, or the last one gave the answer."""
+    used = {call.after for call in episode.tool_calls}
+    last = len(episode.calls)
+    return all(n in used or (n == last and episode.answer is not None) for n in range(1, last + 1))

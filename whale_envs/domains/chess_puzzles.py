@@ -59,13 +59,14 @@ class ChessWorld(World):
         return self.line.verdict()
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
-        """See `World.behaviours`: every reply names a move in its tag, all moves legal, first move right, and so on."""
+        """See `World.behaviours`: every reply names a move in its tag, a move was refused, and so on."""
         played = self.line.played
         return {
             "format followed": all(tag(call.reply.text, "move") is not None for call in episode.calls),
-            "moves legal": self.board.illegal == 0,
+            "illegal move": self.board.illegal > 0,
             "moved": bool(played),
             "first move right": len(played) > 1 or self.line.status == "solved",
+            "cap hit": episode.truncated,
         }
 
     def solve(self) -> str:

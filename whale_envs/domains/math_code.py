@@ -12,10 +12,10 @@ from typing import Any
 
 from whale_envs.data.folder import load_splits
 from whale_envs.data.math_mini import mini_splits
-from whale_envs.domain import Domain, World
+from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import ToolUseError
-from whale_envs.harness.helpers import ExecResult
+from whale_envs.harness.helpers import ExecResult, boxed
 from whale_envs.task import Splits, Task
 from whale_envs.tools.python_tool import run_python
 from whale_envs.verifiers.math_answer import integer, score
@@ -48,9 +48,11 @@ class MathWorld(World):
         return score(answer, self._task.gold)
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
-        """Whether there is an answer, an integer; whether code ran, any code failed, a token cap was hit."""
+        """See `World.behaviours`: an answer, boxed or not, an integer; code that ran or failed; a token cap."""
         runs = [call.result.status for call in episode.tool_calls if call.name == "python"]
         return {
+            "format followed": format_followed(episode),
+            "boxed answer found": any(boxed(call.reply.text) is not None for call in episode.calls),
             "answer given": episode.answer is not None,
             "answer is an integer": isinstance(episode.answer, str) and integer(episode.answer) is not None,
             "code ran": "ok" in runs,

@@ -6,7 +6,7 @@ from typing import Any
 
 from whale_envs.data.folder import load_splits
 from whale_envs.data.search_world import SearchWorld
-from whale_envs.domain import Domain, World
+from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
@@ -62,17 +62,20 @@ class SearchQAWorld(World):
         return exact_match(answer if isinstance(answer, str) else None, self.golds)
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
-        """See `World.behaviours`: answered, searched, an answer retrieved, shown to the model, extracted."""
+        """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
         passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
         shown = [m["content"] for call in episode.calls for m in call.messages if m["role"] == "tool"]
         facts = {
+            "format followed": format_followed(episode),
             "answered": isinstance(episode.answer, str),
             "searched": bool(episode.tool_calls),
-            "retrieved": any(self._holds(f"{p.title} {p.text}") for p in passages),
-            "shown": any(self._holds(text) for text in shown),
+            "answer retrieved": any(self._holds(f"{p.title} {p.text}") for p in passages),
+            "answer shown": any(self._holds(text) for text in shown),
+            "cap hit": episode.truncated,
         }
-        if facts["shown"]:
-            facts["extracted given shown"] = episode.score > 0.5
+        for place in ("retrieved", "shown"):
+            if facts[f"answer {place}"]:
+                facts[f"extracted given {place}"] = episode.score > 0.5
         return facts
 
     def _holds(self, text: str) -> bool:

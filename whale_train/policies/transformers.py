@@ -1,8 +1,8 @@
 """A policy over any causal language model of transformers: batched sampling that keeps what was sampled.
 
-Covers: exact prompts (`whale_envs.prompts`), a key/value cache from which finished rows leave at once (`kv.py`), seeds of
-their own (`sampling.py`), errors that stay with their request. Does not cover: admission of new requests while a
-batch runs (rollouts hand in all live episodes at once), beams, images.
+Covers: exact prompts (`whale_envs.prompts`), a key/value cache from which finished rows leave at once (`kv.py`),
+seeds of their own (`sampling.py`), errors that stay with their request. Does not cover: admission of new requests
+while a batch runs (rollouts hand in all live episodes at once), beams, images.
 """
 
 from __future__ import annotations
