@@ -181,7 +181,8 @@ def _score(out: Path, plan: Plan, shards: int, watch: Callable[[Step], None]) ->
         tokens += int(part.lengths.sum())
     total = sum(sizes)
     vocabulary = {term: i for i, term in enumerate(sorted(found))}
-    write_atomic(out / "vocab.index.json", msgspec.json.encode(vocabulary))
+    if not (out / "vocab.index.json").exists():
+        write_atomic(out / "vocab.index.json", msgspec.json.encode(vocabulary))
     idf = _idf(np.array([found[term] for term in vocabulary], np.int64), total)
     for number in range(shards):
         watch(Step("scoring", sum(sizes[:number]), total, total))

@@ -191,12 +191,15 @@ def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 takes any that is free. Raises `UserError` when it cannot be had."""
+    listening = None
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:
+        if listening is not None:
+            listening.close()
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None
     return listening
 

@@ -1,0 +1,192 @@
+"""Index folders: the same files after a kill as without one, and clear words for folders that are something else."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import bm25s
+import pytest
+
+from whale_envs import UserError
+from whale_envs.data.search_world import SearchWorld
+from whale_envs.tools import retrieval_build
+from whale_envs.tools.retrieval import BM25Retriever
+from whale_envs.tools.retrieval_build import Step, build_index
+from whale_envs.tools.retrieval_index import StoredIndex, read_info
+from whale_envs.tools.retrieval_tokens import tokens
+from whale_train import cli
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """480 passages, gzipped, in the shape of wiki-18."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl.gz"
+    rows = [{"id": p.id, "contents": f'"{p.title}"\n{p.text}'} for p in SearchWorld(3).passages()]
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of an index that was built without a break."""
+    folder = tmp_path_factory.mktemp("index")
+    build_index(corpus, folder, 100)
+    return files(folder)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: nothing catches it."""
+
+
+def test_a_build_that_dies_before_any_of_its_renames_goes_on_and_ends_with_the_same_files(
+    corpus, undisturbed, tmp_path, monkeypatch
+):
+    """Each attempt gets one rename further than the last, as files and folders appear by renames alone."""
+    rename, left = os.replace, 0
+
+    def dying(source, target):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", dying)
+    out, deaths = tmp_path / "index", 0
+    for _ in range(100):
+        left = 1
+        try:
+            build_index(corpus, out, 100)
+            break
+        except Killed:
+            deaths += 1
+            assert not (out / "index.json").exists()
+    assert deaths >= 12  # plan, 5 shards, terms, 5 shards' scores
+    assert files(out) == undisturbed
+
+
+def test_a_build_that_is_killed_for_real_goes_on_by_the_same_command(corpus, undisturbed, tmp_path, capsys):
+    out = tmp_path / "index"
+    command = ["index", "build", str(corpus), "--out", str(out), "--shard", "100"]
+    process = subprocess.Popen([sys.executable, "-m", "whale_train.cli", *command], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (out / "shard-00002").exists():
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"480 passages, {read_info(out).terms:,} terms, 5 shards\n{out}\n"
+    assert files(out) == undisturbed
+    assert cli.main(command) == 0  # a third time there is nothing to do
+    assert files(out) == undisturbed
+
+
+def test_a_shard_is_an_index_that_bm25s_itself_opens(corpus, tmp_path):
+    build_index(corpus, tmp_path, 1000)
+    stored = StoredIndex(tmp_path)
+    direct = bm25s.BM25.load(tmp_path / "shard-00000" / "bm25s", mmap=True, load_vocab=False)
+    direct.vocab_dict = stored.vocabulary()
+    title = stored.passages[7].title
+    rows, scores = direct.retrieve([tokens(title)], k=3, show_progress=False)
+    found = BM25Retriever.open(tmp_path).search(title, 3)
+    assert stored.passages[int(rows[0, 0])].id == found[0].id  # below the first there may be ties, in any order
+    assert [round(float(score), 4) for score in scores[0]] == [p.score for p in found]
+
+
+def test_progress_rises_and_ends_with_everything(corpus, tmp_path, monkeypatch):
+    steps: list[Step] = []
+    build_index(corpus, tmp_path, 100, steps.append)
+    assert [s.stage for s in steps] == sorted(s.stage for s in steps)  # reading, then scoring
+    scoring = [s.done for s in steps if s.stage == "scoring"]
+    assert scoring == [0, 100, 200, 300, 400, 480]
+    assert all(0 <= s.done <= s.total for s in steps)
+
+
+def test_reading_holds_one_shard_at_a_time(tmp_path, monkeypatch):
+    """The corpus is read no further than the shard that is being counted."""
+    (path := tmp_path / "c.jsonl").write_text("".join(f'{{"text": "word{i}"}}\n' for i in range(50)))
+    count, taken = retrieval_build._count, []
+
+    def watched(passages, folder):
+        run = list(passages)
+        taken.append(len(run))
+        count(iter(run), folder)
+
+    monkeypatch.setattr(retrieval_build, "_count", watched)
+    build_index(path, tmp_path / "index", 20)
+    assert taken == [20, 20, 10]
+
+
+def test_a_row_that_is_no_passage_names_its_line_and_after_a_repair_the_build_must_start_anew(tmp_path):
+    (path := tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n{"txt": "c"}\n')
+    out = tmp_path / "index"
+    with pytest.raises(UserError, match=r"c.jsonl:3 is no passage"):
+        build_index(path, out, 1)
+    with pytest.raises(UserError, match="not finished: run whale index build again"):
+        BM25Retriever.open(out)
+    path.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n')
+    with pytest.raises(UserError, match=r"holds the index of .* as it was, or with other options: remove the folder"):
+        build_index(path, out, 1)
+
+
+def test_folders_that_are_something_else_are_refused(corpus, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds other files \(notes.txt\)"):
+        build_index(corpus, tmp_path)
+    with pytest.raises(UserError, match="is no index: expected a folder that whale index build has written"):
+        BM25Retriever.open(tmp_path)
+    with pytest.raises(UserError, match="cannot write to"):
+        build_index(corpus, tmp_path / "notes.txt")
+    build_index(corpus, tmp_path / "index", 100)
+    with pytest.raises(UserError, match="with other options"):
+        build_index(corpus, tmp_path / "index", 200)
+    written = json.loads((tmp_path / "index" / "index.json").read_text())
+    written["plan"]["format"] = 0
+    (tmp_path / "index" / "index.json").write_text(json.dumps(written))
+    with pytest.raises(UserError, match="has form 0, this version reads 1: build it again"):
+        BM25Retriever.open(tmp_path / "index")
+    (tmp_path / "index" / "index.json").write_text("{")
+    with pytest.raises(UserError, match=r"cannot read .*index.json"):
+        BM25Retriever.open(tmp_path / "index")
+
+
+def test_two_that_build_the_same_index_at_once_do_not_disturb_each_other(corpus, undisturbed, tmp_path):
+    with ThreadPoolExecutor(2) as pool:  # the lock is on the open file, so threads stand in for processes
+        list(pool.map(lambda _: build_index(corpus, tmp_path / "index", 100), range(2)))
+    assert files(tmp_path / "index") == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("index", "build", "none.jsonl", "--out", "x"), r"cannot read none.jsonl: No such file"),
+        (("index", "build", "none.jsonl", "--out", "x", "--shard", "0"), "--shard 0: expected 1 or more"),
+        (("index", "search", "none.jsonl", "x"), "cannot read none.jsonl"),
+        (("serve-retrieval", "x", "--port", "70000"), "--port 70000: expected 0 to 65535"),
+        (("serve-retrieval", "http://127.0.0.1:1"), "is a server already"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(argv, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_an_index_is_tried_from_the_command_line(corpus, tmp_path, capsys):
+    build_index(corpus, tmp_path / "index")
+    title = StoredIndex(tmp_path / "index").passages[5].title
+    assert cli.main(["index", "search", str(tmp_path / "index"), title, "--k", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].endswith(title)
+    assert cli.main(["index", "search", str(tmp_path / "index"), title, "--k", "50"]) == 2

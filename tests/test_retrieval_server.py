@@ -1,0 +1,319 @@
+"""The retrieval server and its client: both dialects, concurrency, and what goes wrong."""
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from whale_envs import UserError, load_harness
+from whale_envs.data.search_world import SearchWorld
+from whale_envs.env import HarnessEnv
+from whale_envs.errors import EpisodeError
+from whale_envs.harness.helpers import Passage
+from whale_envs.tools import retrieval_client
+from whale_envs.tools.retrieval import BM25Retriever, open_retriever
+from whale_envs.tools.retrieval_build import build_index
+from whale_envs.tools.retrieval_client import RemoteRetriever
+from whale_envs.tools.retrieval_server import MAX_BODY, application, bound, parse
+
+WORLD = SearchWorld(4)
+
+
+@contextlib.contextmanager
+def served(app: Starlette) -> Iterator[str]:
+    """The URL of a server that runs in a thread."""
+    with bound("127.0.0.1", 0) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def local() -> BM25Retriever:
+    return BM25Retriever.of(WORLD.passages())
+
+
+@pytest.fixture(scope="module")
+def url(local: BM25Retriever) -> Iterator[str]:
+    with served(application(local, max_batch=16)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx2.Client]:
+    with httpx2.Client(trust_env=False) as client:
+        yield client
+
+
+def test_the_dialect_of_search_r1(url, http, local):
+    titles = [p.title for p in local.passages[:3]]
+    answer = http.post(f"{url}/retrieve", json={"queries": titles, "topk": 2, "return_scores": True})
+    assert answer.status_code == 200
+    expected = [
+        [{"document": {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}, "score": p.score} for p in found]
+        for found in local.search_batch(titles, 2)
+    ]
+    assert answer.json() == {"result": expected}
+    answer = http.post(f"{url}/retrieve", json={"queries": titles, "topk": None})
+    assert [[d["id"] for d in row] for row in answer.json()["result"]] == [
+        [p.id for p in found] for found in local.search_batch(titles, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", ["top_k", "k", "topk"])
+def test_the_dialect_of_rllm(url, http, local, name):
+    title = local.passages[0].title
+    results = [
+        {"id": p.id, "content": f'"{p.title}"\n{p.text}', "score": p.score} for p in local.search_batch([title], 2)[0]
+    ]
+    answer = http.post(f"{url}/retrieve", json={"query": title, name: 2}).json()
+    assert answer == {"query": title, "method": "bm25", "results": results, "num_results": 2}
+    assert http.post(f"{url}/retrieve", json={"query": title}).json()["num_results"] == 10
+
+
+def test_health_says_what_is_served(url, http, local):
+    health = http.get(f"{url}/health")
+    assert health.status_code == 200
+    assert health.json()["status"] == "ok"
+    assert health.json()["passages"] == len(local.passages)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "the body is no JSON"),
+        (b"\xff", "the body is no JSON"),
+        (b"[" * 100_000, "the body is no JSON"),
+        (b"[]", 'expected {"queries"'),
+        (b"{}", 'expected {"queries"'),
+        (b'{"queries": ["x"], "query": "x"}', 'expected {"queries"'),
+        (b'{"queries": "x"}', "expected a list of 1 to 1024 strings"),
+        (b'{"queries": []}', "expected a list of 1 to 1024 strings"),
+        (b'{"queries": [1]}', "each query: expected a string"),
+        (b'{"query": null}', "each query: expected a string"),
+        (json.dumps({"query": "x" * 10_001}).encode(), "each query: expected a string of at most 10000"),
+        (b'{"queries": ["x"], "topk": 0}', "topk: expected a number from 1 to 1000, not 0"),
+        (b'{"queries": ["x"], "topk": true}', "topk: expected a number from 1 to 1000, not True"),
+        (b'{"query": "x", "top_k": "3"}', "top_k: expected a number from 1 to 1000, not '3'"),
+        (b'{"query": "x", "k": 1e99}', "k: expected a number from 1 to 1000"),
+        (b'{"queries": ["x"], "return_scores": "yes"}', "return_scores: expected true or false"),
+    ],
+)
+def test_a_malformed_request_is_400_with_one_line(body, said):
+    with pytest.raises(HTTPException) as error:
+        parse(body)
+    assert error.value.status_code == 400
+    assert said in error.value.detail
+    assert "\n" not in error.value.detail
+
+
+def test_refusals_come_over_the_wire_as_json(url, http):
+    answers = [
+        (http.post(f"{url}/retrieve", content=b"{"), 400),
+        (http.get(f"{url}/retrieve"), 405),
+        (http.post(f"{url}/health"), 405),
+        (http.get(f"{url}/else"), 404),
+        (http.post(f"{url}/retrieve", content=b" " * (MAX_BODY + 1)), 413),
+    ]
+    for answer, status in answers:
+        assert answer.status_code == status
+    assert set(answers[0][0].json()) == set(answers[1][0].json()) == set(answers[3][0].json()) == {"error"}
+
+
+def test_many_at_once_get_their_own_answers(url, local):
+    remote = RemoteRetriever(url)
+    questions = [WORLD.question().text for _ in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda q: remote.search(q, 1 + len(q) % 5), questions))
+    assert found == [local.search(q, 1 + len(q) % 5) for q in questions]
+    assert remote.search_batch(questions, 3) == local.search_batch(questions, 3)
+
+
+class Slow(BM25Retriever):
+    """Searches when it is let to, and notes how large its batches are."""
+
+    def search_batch(self, queries, k, threads=1):
+        self.batches.append(len(queries))
+        assert self.go.wait(30)
+        return super().search_batch(queries, k, threads)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    retriever = Slow.of(WORLD.passages())
+    retriever.batches, retriever.go = [], threading.Event()
+    return retriever
+
+
+def test_what_arrives_during_a_search_is_one_batch_and_what_is_too_much_is_503(slow, http):
+    with served(application(slow, max_batch=8, queue=12)) as url, ThreadPoolExecutor(30) as pool:
+
+        def ask(queries: int) -> int:
+            return http.post(f"{url}/retrieve", json={"queries": ["x"] * queries}, timeout=30).status_code
+
+        def until_queued(count: int) -> None:
+            while http.get(f"{url}/health").json()["queued"] < count:
+                pass
+
+        first = pool.submit(ask, 1)
+        until_queued(1)
+        waiting = [pool.submit(ask, 1) for _ in range(11)]
+        until_queued(12)
+        refused = http.post(f"{url}/retrieve", json={"query": "x"})
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json() == {"error": "12 queries wait already: ask again later"}
+        slow.go.set()
+        assert {f.result() for f in (first, *waiting)} == {200}
+        assert slow.batches == [1, 8, 3]
+        assert ask(100) == 200  # more than the queue holds, but nobody waits
+        assert http.get(f"{url}/health").json()["queued"] == 0
+
+
+def test_a_client_that_hangs_up_costs_the_others_nothing(slow, http):
+    with served(application(slow)) as url:
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post(f"{url}/retrieve", json={"query": "x"}, timeout=0.2)
+        slow.go.set()
+        assert http.post(f"{url}/retrieve", json={"query": "x"}, timeout=30).status_code == 200
+
+
+@contextlib.contextmanager
+def scripted(*answers: tuple[int, object]) -> Iterator[tuple[str, list[int]]]:
+    """A server that gives these answers in turn, the last one again and again; and what it has answered."""
+    given: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, value = answers[min(len(given), len(answers) - 1)]
+            given.append(status)
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", given
+        server.shutdown()
+        thread.join()
+
+
+HIT = {"result": [[{"document": {"id": 7, "contents": '"T"\ntext'}, "score": 1}]]}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(retrieval_client, "WAIT", 0.001)
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again():
+    with scripted((200, HIT), (503, {}), (500, {}), (200, HIT)) as (url, given):
+        assert RemoteRetriever(f"{url}/retrieve/").search("x") == [Passage("7", "T", "text", 1.0)]
+        assert given == [200, 503, 500, 200]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "times"),
+    [
+        ((503, {"error": "busy"}), "answered 503: .*busy", 6),
+        ((400, {"error": "no"}), "answered 400: .*no", 1),
+        ((200, {"results": []}), "answered in another form", 1),
+        ((200, {"result": []}), "gave 0 results for 1 queries", 1),
+    ],
+)
+def test_a_server_that_fails_for_good_is_the_tools_failure_in_an_episode_and_a_users_mistake_before(
+    answer, said, times
+):
+    with scripted((200, HIT), answer) as (url, given):
+        remote = RemoteRetriever(url)
+        with pytest.raises(EpisodeError, match=said) as error:
+            remote.search("x")
+        assert error.value.owner == "tool"
+        assert len(given) == 1 + times
+        with pytest.raises(UserError, match=said):
+            RemoteRetriever(url)
+
+
+def test_a_url_where_nobody_listens_is_one_line():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(UserError, match=r"cannot reach http://127.0.0.1:\d+/retrieve.*whale serve-retrieval"):
+            RemoteRetriever(f"http://127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(UserError, match="leave retriever= out"):
+        open_retriever("http://127.0.0.1:1", "rank_bm25")
+
+
+def test_an_episode_is_the_same_with_an_index_and_with_a_server(tmp_path):
+    (corpus := tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps({"id": p.id, "title": p.title, "text": p.text}) + "\n" for p in WORLD.passages())
+    )
+    asked = [WORLD.question() for _ in range(8)]
+    (questions := tmp_path / "q.jsonl").write_text(
+        "\n".join(json.dumps({"question": q.text, "answer": q.answer}) for q in asked)
+    )
+    build_index(corpus, tmp_path / "index", 200)
+
+    def played(where: object) -> list[object]:
+        env = HarnessEnv("search-qa", f"{questions},corpus={where}", load_harness("h0", "search-qa"))
+        seen: list[object] = []
+        for seed in range(4):
+            messages, info = env.reset(seed=seed)
+            done = False
+            while not done:
+                question = messages[-1]["content"]
+                messages, reward, terminated, truncated, info = env.step(f"<search>{question}</search>")
+                seen.append((messages, reward))
+                done = terminated or truncated
+            seen.append([c.result for c in info["record"].tool_calls])
+        env.close()
+        return seen
+
+    with served(application(BM25Retriever.open(tmp_path / "index"))) as url:
+        assert played(url) == played(tmp_path / "index")
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+    (corpus := tmp_path / "c.jsonl").write_text('{"id": "1", "text": "x"}\n')
+    command = [sys.executable, "-m", "whale_train.cli", "serve-retrieval", str(corpus), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        assert re.fullmatch(r"1 passages at http://127.0.0.1:\d+\n", line)
+        remote = RemoteRetriever(line.split()[-1])
+        assert [p.id for p in remote.search("x")] == ["1"]
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM or process.returncode == 0
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(UserError, match=r"cannot listen on 127.0.0.1:.*give another --host or --port"):
+            bound("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(UserError, match=r"cannot listen on no.such.host.invalid"):
+        bound("no.such.host.invalid", 0)
