@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -41,12 +41,33 @@ class DoctorConfig:
     """The folder that runs would go to."""
 
 
+@dataclass(frozen=True)
+class DataConfig:
+    """Make a folder for --dataset of the other commands, from the hub or from files: `whale data prepare DOMAIN`."""
+
+    action: Annotated[Literal["prepare"], tyro.conf.Positional]
+    """What to do with data."""
+    domain: Annotated[str, tyro.conf.Positional]
+    """search-qa, math or chess."""
+    source: str
+    """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file or folder of your own."""
+    out: Path
+    """The folder to write."""
+    seed: int = 0
+    """Decides which rows are drawn."""
+    revision: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """REPO=REVISION of a set of the hub, in place of the pinned commit; may be given again."""
+    corpus: bool = False
+    """Download the 2018 Wikipedia corpus (5.1 GB) for search-qa into the folder too."""
+
+
 Command = (
     Annotated[RunConfig, tyro.conf.subcommand("run")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[SearchConfig, tyro.conf.subcommand("search")]
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[ReportConfig, tyro.conf.subcommand("report")]
+    | Annotated[DataConfig, tyro.conf.subcommand("data")]
     | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
     | Annotated[IndexConfig, tyro.conf.subcommand("index")]
     | Annotated[ServeRetrievalConfig, tyro.conf.subcommand("serve-retrieval")]
@@ -112,6 +133,10 @@ def _execute(command: Command) -> int:
         return index(command)
     if isinstance(command, ServeRetrievalConfig):
         return serve_retrieval(command)
+    if isinstance(command, DataConfig):
+        from whale_train.data import prepare_data
+
+        return prepare_data(command.domain, command.source, command.out, command.seed, command.revision, command.corpus)
     from whale_train import commands
 
     return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)

@@ -137,11 +137,26 @@ def open_text(path: Path, raw: io.BufferedReader | None = None) -> Iterator[Text
             member = next((m for m in archive if m.isfile()), None)
             if member is None:
                 raise UserError(f"{path} is a tar archive without a file in it")
-            inner = cast(BinaryIO, archive.extractfile(member))
+            inner = cast(BinaryIO, io.BufferedReader(_Member(archive, member)))
         else:
             inner = cast(BinaryIO, unpacked)
         # newline="": the csv module wants line ends as they are, and JSON does not mind
         yield stack.enter_context(io.TextIOWrapper(inner, encoding="utf-8-sig", newline=""))
+
+
+class _Member(io.RawIOBase):
+    """A file in a tar archive that is read as a stream; tarfile's own object asks the stream whether it can seek."""
+
+    def __init__(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self._file = cast(BinaryIO, archive.extractfile(member))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _unpacked(file: io.BufferedReader) -> io.BufferedReader:

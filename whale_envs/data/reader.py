@@ -26,6 +26,8 @@ SHORT_ROW = "too few columns"
 
 #: Told how many rows have been read since it was last called.
 Progress = Callable[[int], None]
+#: Told that a source with so many rows (None: not known) is read now; returns whom to tell how many have been.
+Watch = Callable[[str, int | None], Progress]
 #: Rows between two calls of a `Progress`.
 REPORT_EVERY = 500
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from whale_envs.data.files import KINDS, kind_of
-from whale_envs.data.reader import Pool, Progress, TaskReader
+from whale_envs.data.files import KINDS, Row, kind_of
+from whale_envs.data.reader import Pool, TaskReader
 from whale_envs.errors import UserError
 from whale_envs.task import SPLITS, Splits, Task, TaskSet
 
@@ -27,25 +27,35 @@ NOT_DRAWN = "not drawn"
 NAMED = 5
 
 
-def read_splits(reader: TaskReader, path: Path, seed: int = 0, progress: Progress | None = None) -> Splits:
+def read_splits(reader: TaskReader, path: Path, seed: int = 0) -> Splits:
     """The tasks of a file, dealt by their content; or those of a folder's files, whose names say which split each is.
 
     A folder holds `train.csv`, `test.jsonl` and the like (see `SPLIT_NAMES`). D_harness and the test set are drawn
     from D_weight where no file holds them (see `draw`). The result does not depend on the rows' order, but on the
     seed. Raises `UserError` for files that cannot be used, and for a leak between the files of different splits.
     """
-    files = _split_files(path) if path.is_dir() else {"weight": [path]}
-    pools = {
-        split: reader.pool((row for file in part for row in reader.read(file)), progress)
-        for split, part in files.items()
-    }
-    check_leaks(pools, str(path))
+    pools = {split: reader.pool(read_all(reader, files)) for split, files in split_files(path).items()}
+    return deal(pools, seed, str(path))
+
+
+def read_all(reader: TaskReader, files: list[Path]) -> Iterator[Row]:
+    """The rows of several files, one after the other."""
+    for file in files:
+        yield from reader.read(file)
+
+
+def deal(pools: Mapping[str, Pool], seed: int, name: str) -> Splits:
+    """Task sets of pools by split, of which "weight" is there; the others are drawn from it where they are not.
+
+    Raises `UserError` when a set comes out empty, and for a leak between two pools.
+    """
+    check_leaks(pools, name)
     share = max(1, int(SHARE * len(pools["weight"].tasks)))
     sizes = {split: min(most, share) for split, most in HELD_OUT.items() if split not in pools}
     parts = draw(pools["weight"], sizes, seed)
     parts |= {split: in_order(pool, seed) for split, pool in pools.items() if split != "weight"}
     dropped: Counter[str] = sum((pool.dropped for pool in pools.values()), Counter())
-    return make_splits(parts, dropped, str(path))
+    return make_splits(parts, dropped, name)
 
 
 def in_order(pool: Pool, seed: int) -> list[Task]:
@@ -98,16 +108,18 @@ def check_leaks(pools: Mapping[str, Pool], name: str) -> None:
                 )
 
 
-def _split_files(folder: Path) -> dict[str, list[Path]]:
-    """A folder's files by split, each split's in the order of their names."""
+def split_files(path: Path) -> dict[str, list[Path]]:
+    """The files of each split: a folder's by their names and in their order, a file as D_weight's only one."""
+    if not path.is_dir():
+        return {"weight": [path]}
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        first = re.match("[a-z]+", path.name.lower())
-        if first and kind_of(path) in KINDS and (split := SPLIT_NAMES.get(first[0])):
-            found.setdefault(split, []).append(path)
+    for file in sorted(path.iterdir()):
+        first = re.match("[a-z]+", file.name.lower())
+        if first and kind_of(file) in KINDS and (split := SPLIT_NAMES.get(first[0])):
+            found.setdefault(split, []).append(file)
     if "weight" not in found:
         raise UserError(
-            f"{folder} holds no file whose name starts with train or weight: expected a folder that "
+            f"{path} holds no file whose name starts with train or weight: expected a folder that "
             "`whale data prepare` wrote, or one with train.csv, test.csv and the like"
         )
-    return found
+    return {split: found[split] for split in SPLITS if split in found}
