@@ -84,6 +84,7 @@ def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES
                 hashes = {"harness": harness.hash, "weights": policy.weights_hash}
                 rows.append(point | hashes | result.summary() | {"test": f"{arm}-{i}"})
             write_atomic(home / "curve.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            write_atomic(home / "state.json", msgspec.json.encode(rows))
             write_atomic(home / "harness.py", harness.source.encode())
             if arm != "weights-only":
                 archive = Archive(home / "archive", "search-qa")

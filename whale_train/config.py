@@ -100,7 +100,7 @@ class WeightOptions(ArmOptions):
     """How weights are trained. The defaults suit the bundled models; the paper's are 256 prompts, minibatches of 64
     and a learning rate of 1e-7 to 1e-6."""
 
-    epochs: float = 0.2
+    epochs: float = 0.25
     """Epochs over the weight tasks in each weight phase."""
     prompts: int = 64
     """Tasks sampled in each RSFT step."""
@@ -110,7 +110,7 @@ class WeightOptions(ArmOptions):
     """Sequences in one optimiser step."""
     micro_batch: int = 8
     """Sequences in one forward pass, a divisor of the minibatch: decides memory and speed, not the result."""
-    lr: float = 3e-4
+    lr: float = 2e-4
     """Learning rate of AdamW, constant."""
 
     def __post_init__(self) -> None:
@@ -161,7 +161,9 @@ class RunConfig(WeightOptions, SearchOptions):
     kind: ClassVar[str] = "run"
     arms: ClassVar[tuple[str, ...]] = ("whale", "weights-only", "harness-only")
 
-    cycles: int = 2
+    rounds: int = 2
+    """Rounds in each harness phase."""
+    cycles: int = 3
     """How often a weight phase and a harness phase follow each other."""
 
     def __post_init__(self) -> None:

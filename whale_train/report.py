@@ -4,6 +4,8 @@ It reads, and nothing else:
 
     run.json                              `whale_train.run_folder.RunInfo`
     result.json                           once the run has finished: "seconds", "shadow"
+    arms/<arm>/state.json                 the phases that have ended: {"kind": "start" | "weights" | "harness",
+                                          "rollouts": cumulative}
     arms/<arm>/curve.jsonl                one line a tested point, the start first: {"rollouts": cumulative, test not
                                           counted, "mean@8": x, "ci95": [low, high], "phase": name, "kind": "start" |
                                           "weights" | "harness" (of the phase that led to the point), "cycle": n,

@@ -45,6 +45,14 @@ class Point(msgspec.Struct, frozen=True):
     test: str
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """A phase that has ended, as `state.json` has it (`whale_train.whale.Snapshot`): its kind, and all rollouts so
+    far. The first is the start."""
+
+    kind: str
+    rollouts: int
+
+
 class Step(msgspec.Struct, frozen=True):
     """A harness on the way from the first to the accepted one: its hash, hypothesis, axes and best search score."""
 
@@ -62,6 +70,7 @@ class Arm:
     folder: Path
     curve: list[Point]
     ledger: dict[str, Spent]
+    phases: list[Ended] = field(default_factory=list)
     harness: str | None = None
     steps: list[Step] = field(default_factory=list)
     candidates: int = 0
@@ -127,7 +136,9 @@ def _arm(folder: Path, info: RunInfo) -> Arm:
         [_point(curve, i, line) for i, line in enumerate(curve.read_bytes().splitlines())] if curve.exists() else []
     )
     harness = folder / "harness.py"
-    arm = Arm(folder.name, folder, points, Ledger(folder / "ledger.jsonl").by_kind())
+    state = folder / "state.json"
+    phases = msgspec.json.decode(state.read_bytes(), type=list[Ended]) if state.exists() else []
+    arm = Arm(folder.name, folder, points, Ledger(folder / "ledger.jsonl").by_kind(), phases)
     arm.harness = harness.read_text() if harness.exists() else None
     if (folder / "archive" / "archive.json").exists():
         archive = Archive(folder / "archive", info.config["domain"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,8 @@ def _phases(axes: Axes, arms: Sequence[Arm]) -> None:
     if whale is None:
         return
     edge = axes.get_xaxis_transform()
-    spans: list[tuple[int, int, str]] = []
-    for before, after in zip(whale.curve, whale.curve[1:], strict=False):
-        if spans and spans[-1][2] == after.kind:
-            spans[-1] = (spans[-1][0], after.rollouts, after.kind)
-        else:
-            spans.append((before.rollouts, after.rollouts, after.kind))
-    for left, right, kind in spans:
-        if kind not in PHASES:
-            continue
+    for before, after in itertools.pairwise(whale.phases):
+        left, right, kind = before.rollouts, after.rollouts, after.kind
         strip = Rectangle((left, 1.0), right - left, 0.045, transform=edge, color=PHASES[kind], lw=0, clip_on=False)
         axes.add_patch(strip)
         axes.axvline(right, color=FAINT, lw=0.7, ls=(0, (1, 3)), zorder=0)

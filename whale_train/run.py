@@ -28,7 +28,7 @@ from whale_train.preflight import preflight
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
 from whale_train.schedules import planned_rollouts
-from whale_train.whale import Experiment, Snapshot, costs, harness_of, model_of, phases, run_arm, snapshots
+from whale_train.whale import Experiment, Snapshot, costs, cycle_ends, harness_of, model_of, phases, run_arm, snapshots
 
 
 def run(config: Experiment) -> Path:
@@ -82,12 +82,12 @@ def _run_arms(config: Experiment, folder: Path) -> Score | None:
 
 
 def _ask_tests(config: Experiment, arm: str, workers: Pool, asked: set[str]) -> None:
-    """Queue the test of each snapshot of an arm that has ended; its choices are made, so the seal may be broken."""
-    for number, snapshot in enumerate(snapshots(_arm_folder(config.folder, arm))):
+    """Queue the tests of an arm that has ended; its choices are made, so the seal may be broken."""
+    for snapshot in cycle_ends(snapshots(_arm_folder(config.folder, arm))):
         name = test_name(snapshot)
         if name not in asked:
             asked.add(name)
-            workers.submit(_test, config, arm, number)
+            workers.submit(_test, config, arm, snapshot)
 
 
 def test_name(snapshot: Snapshot) -> str:
@@ -105,10 +105,9 @@ def _play_arm(config: Experiment, arm: str) -> None:
     )
 
 
-def _test(config: Experiment, arm: str, number: int) -> None:
+def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: the test of one snapshot."""
     folder = _arm_folder(config.folder, arm)
-    snapshot = snapshots(folder)[number]
     domain = load_domain(config.domain, config.dataset)
     policy = load_policy(model_of(config, folder, snapshot), config.domain)
     evaluate(
@@ -140,7 +139,7 @@ def _shadow(config: SearchConfig) -> Score:
 def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
     """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
     path = _arm_folder(folder, arm)
-    done = snapshots(path)
+    done = cycle_ends(snapshots(path))
     tests = [load_evaluation(folder / "test" / test_name(s)) for s in done]
     found = [t for t in tests if t is not None]
     assert len(found) == len(done)

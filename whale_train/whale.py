@@ -69,6 +69,11 @@ def snapshots(folder: Path) -> list[Snapshot]:
     return msgspec.json.decode(path.read_bytes(), type=list[Snapshot]) if path.exists() else []
 
 
+def cycle_ends(done: list[Snapshot]) -> list[Snapshot]:
+    """The snapshots that are tested: the start, and where each cycle ends."""
+    return [s for s, after in zip(done, [*done[1:], None], strict=True) if after is None or after.cycle != s.cycle]
+
+
 def model_of(config: Experiment, folder: Path, snapshot: Snapshot) -> str:
     """The policy of a snapshot, as `load_policy` takes it."""
     return f"hf:{folder / snapshot.model}" if snapshot.model else config.policy
