@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_envs.harness.helpers import boxed
-from whale_envs.verifiers.math_answer import integer, score
+from whale_envs.verifiers.math_answer import integer, integer_match
 
 REAL = os.environ.get("WHALE_REAL_DATA")
 needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
@@ -18,8 +18,8 @@ needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not se
 
 @given(st.integers(), st.integers())
 def test_two_integers_match_exactly_when_they_are_equal(a, b):
-    assert score(str(a), str(a)).score == 1
-    assert score(str(a), str(b)).score == (a == b)
+    assert integer_match(str(a), str(a)).score == 1
+    assert integer_match(str(a), str(b)).score == (a == b)
 
 
 @given(st.integers(-(10**12), 10**12))
@@ -60,7 +60,7 @@ def test_zero_has_no_sign():
 )  # fmt: skip
 def test_what_writes_no_integer_is_none(text):
     assert integer(text) is None
-    assert score(text, "12").score == 0
+    assert integer_match(text, "12").score == 0
 
 
 @given(st.text())
@@ -71,20 +71,20 @@ def test_any_text_is_an_integer_or_none(text):
 
 @given(st.none() | st.booleans() | st.floats() | st.integers() | st.lists(st.text()))
 def test_an_answer_that_is_no_string_scores_0(answer):
-    assert score(answer, "1").score == 0
+    assert integer_match(answer, "1").score == 0
 
 
 @pytest.mark.parametrize("gold", ["", "*", "---", "\\frac{1}{2}"])
 def test_a_gold_that_is_no_integer_is_our_bug(gold):
     with pytest.raises(ValueError, match="no integer"):
-        score("", gold)
+        integer_match("", gold)
 
 
 def test_integers_of_any_length_are_compared_at_once():
     long = "7" * 1_000_000
     start = time.process_time()
-    assert score(f"00{long}", long).score == 1
-    assert score(long[:-1] + "8", long).score == 0
+    assert integer_match(f"00{long}", long).score == 1
+    assert integer_match(long[:-1] + "8", long).score == 0
     spaces = " " * 1_000_000
     for hostile in (
         f"${spaces}x",
@@ -110,7 +110,7 @@ def test_real_outputs_score_as_recorded_where_the_gold_is_an_integer():
         if integer(row["gold"]) is None:
             continue
         checked += 1
-        if score(boxed(row["output"]), row["gold"]).score != (row["extracted"] == row["gold"]):
+        if integer_match(boxed(row["output"]), row["gold"]).score != (row["extracted"] == row["gold"]):
             differ.add(number)
     assert differ == WRONGLY_RECORDED
     assert checked == 300

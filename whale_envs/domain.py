@@ -41,6 +41,8 @@ class Domain(ABC):
     """A domain with its data loaded. Made once, shared by many envs."""
 
     name: ClassVar[str]
+    #: How answers are scored, by the name that the class takes as `verifier`; empty where there is one way only.
+    verifier: str = ""
     #: Most tokens in one reply, and most model calls in one episode, whatever a harness asks for.
     max_tokens: int = 8192
     max_asks: int = 16

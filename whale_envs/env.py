@@ -41,6 +41,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         jail: a running `Jail` of the harness to share between envs; by default an env starts its own when needed.
         render_mode: None (`render` prints the transcript), "ansi" (`render` returns it), "human" (it is also
             printed by itself when an episode ends), or "html" (`render` returns a page to be saved and opened).
+        verifier: how answers are scored, in place of the domain's default, e.g. "math-verify" (see the README).
 
     Raises `UserError` for data or a harness that cannot be used.
     """
@@ -55,8 +56,9 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         split: str = "weight",
         jail: Jail | None = None,
         render_mode: str | None = None,
+        verifier: str | None = None,
     ) -> None:
-        self.domain = domain if isinstance(domain, Domain) else load_domain(domain, dataset)
+        self.domain = as_domain(domain, dataset, verifier)
         self.harness = load_harness(harness, self.domain.name)
         self.tasks = self.domain.splits[split]
         #: Most model calls in one episode; the next one truncates it.
@@ -194,7 +196,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
                 episode.verdict = self._world.verdict(episode.answer)
             except EpisodeError as error:  # a verifier that has to run something can fail at it
                 episode.failure = Failure(error.owner, str(error))
-                episode.verdict = Verdict(0.0, f"failed: {error.owner}")
+                episode.verdict = Verdict(0.0, f"failed: {error.owner}", error.dollars)
         episode.behaviours = self._world.behaviours(episode)
         episode.seconds = time.perf_counter() - self._started
         self._session.close()
@@ -218,6 +220,15 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             most = self.domain.max_tokens
             info |= {"ask": outcome, "max_tokens": min(outcome.max_tokens or most, most)}
         return info
+
+
+def as_domain(domain: str | Domain, dataset: str | None, verifier: str | None) -> Domain:
+    """The domain that the arguments of an env ask for; `UserError` for one that is loaded already and options of it."""
+    if not isinstance(domain, Domain):
+        return load_domain(domain, dataset, verifier)
+    if dataset is not None or verifier is not None:
+        raise UserError(f"{domain.name} is a loaded domain: give its dataset and verifier where it is loaded")
+    return domain
 
 
 def as_reply(action: str | Reply) -> Reply:

@@ -36,9 +36,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def _went_alike(one: msgspec.Struct, other: object) -> bool:
-    """Whether two records are equal but for `seconds`: how long a thing took is no part of what happened."""
+    """Whether two records are equal but for `seconds` and `dollars`: what a thing took is no part of what happened."""
     return type(one) is type(other) and all(
-        getattr(one, f) == getattr(other, f) for f in one.__struct_fields__ if f != "seconds"
+        getattr(one, f) == getattr(other, f) for f in one.__struct_fields__ if f not in ("seconds", "dollars")
     )
 
 
@@ -66,11 +66,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     template_kwargs: dict[str, Any] = {}
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What the verifier says: `score` in [0, 1], and why."""
+class Verdict(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
+    """What the verifier says: `score` in [0, 1], why, and the dollars that asking a judge model cost."""
 
     score: float
     reason: str
+    dollars: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return _went_alike(self, other)
 
 
 class Failure(msgspec.Struct, frozen=True):

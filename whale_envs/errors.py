@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
-Owner = Literal["model", "harness", "tool", "policy", "task"]
+Owner = Literal["model", "harness", "tool", "policy", "task", "verifier"]
 
 
 class UserError(Exception):
@@ -23,11 +23,12 @@ class UserError(Exception):
 
 
 class EpisodeError(Exception):
-    """A failure inside one episode, with the part that caused it as its owner."""
+    """A failure inside one episode, with the part that caused it as its owner, and the dollars that it cost."""
 
-    def __init__(self, owner: Owner, message: str) -> None:
+    def __init__(self, owner: Owner, message: str, dollars: float = 0.0) -> None:
         super().__init__(message)
         self.owner: Owner = owner
+        self.dollars = dollars
 
 
 class ToolUseError(ValueError):

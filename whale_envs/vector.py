@@ -18,8 +18,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from whale_envs.domain import Domain
-from whale_envs.domains import load_domain
-from whale_envs.env import HarnessEnv, Observation, as_reply
+from whale_envs.env import HarnessEnv, Observation, as_domain, as_reply
 from whale_envs.episode import Reply
 from whale_envs.errors import UserError, unknown
 from whale_envs.harness.jail import Jail
@@ -41,7 +40,7 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         num_envs: how many episodes at a time.
-        domain, dataset, harness, split, jail, render_mode: as for `HarnessEnv`.
+        domain, dataset, harness, split, jail, render_mode, verifier: as for `HarnessEnv`.
         autoreset_mode: AutoresetMode.SAME_STEP (or "SameStep"): the step that ends an episode returns the first ask of
             the next one, the ended one's info is in `infos["final_info"]`; AutoresetMode.DISABLED (or "Disabled"):
             call `reset(options={"reset_mask": mask})` for those that have ended before the next step.
@@ -59,6 +58,7 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         split: str = "weight",
         jail: Jail | None = None,
         render_mode: str | None = None,
+        verifier: str | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         max_episode_steps: int | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if count is not None and (type(count) is not int or count < 1):
                 raise UserError(f"{name} is {count!r}: expected a whole number from 1 up")
         super().__init__()
-        domain = domain if isinstance(domain, Domain) else load_domain(domain, dataset)
+        domain = as_domain(domain, dataset, verifier)
         harness = load_harness(harness, domain.name)
         self._own_jail = None if jail is not None or harness.trusted else Jail(harness)
         kwargs: dict[str, Any] = {"jail": jail or self._own_jail, "render_mode": render_mode}

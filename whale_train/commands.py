@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_envs import load_domain, sandbox
+from whale_envs import sandbox
 from whale_train.config import EvalConfig, SearchOptions
 from whale_train.console import ConsoleProgress, quieten
 from whale_train.evaluate import Evaluation, evaluate
@@ -29,7 +29,7 @@ def experiment(config: Experiment) -> int:
 def evaluation(config: EvalConfig) -> int:
     """`whale eval`: evaluate, keep every episode, say the result."""
     _prepare(config.unsafe)
-    domain, harness = load_domain(config.domain, config.dataset), config.start()
+    domain, harness = config.load_domain(), config.start()
     policy = load_policy(config.policy, config.domain)
     tasks = domain.splits[config.split]
     hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
@@ -63,7 +63,7 @@ def _prepare(unsafe: bool) -> None:
 
 
 def _fields(found: Evaluation) -> dict[str, Any]:
-    kept = {name: getattr(found, name) for name in ("behaviours", "failures", "rollouts", "seconds")}
+    kept = {name: getattr(found, name) for name in ("behaviours", "failures", "rollouts", "seconds", "dollars")}
     return {**found.summary(), "tasks": found.score.tasks, **kept}
 
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from whale_envs.domains import DOMAINS
+from whale_envs.domain import Domain
+from whale_envs.domains import DOMAINS, load_domain
 from whale_envs.errors import UserError, unknown
 from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
@@ -33,6 +34,9 @@ class Job:
     """search-qa, math or chess."""
     dataset: str | None = None
     """Real data in place of the bundled mini world: a folder that `whale data prepare` wrote, or files."""
+    verifier: str | None = None
+    """How answers are scored, in place of the domain's own way: f1, sub-em or judge:PROVIDER:MODEL for search-qa (the
+    last asks a model, which costs), math-verify for math."""
     harness: str = "h0"
     """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
     policy: str = "tiny"
@@ -53,6 +57,10 @@ class Job:
             raise unknown("policy", self.policy, ("tiny", "hf:DIR"))
         if self.seed < 0:
             raise UserError(f"--seed {self.seed}: expected 0 or more")
+
+    def load_domain(self) -> Domain:
+        """The domain with its data and its verifier. Raises `UserError` for what cannot be used."""
+        return load_domain(self.domain, self.dataset, self.verifier)
 
     def start(self) -> Harness:
         """The harness to start from. One that does not ship runs jailed, since nobody here has read it."""

@@ -12,6 +12,7 @@ import msgspec
 from whale_envs import Domain, Episode, Harness, Task
 from whale_envs.episode import read_episodes, write_atomic, write_episodes
 from whale_envs.errors import UserError
+from whale_train.ledger import judged
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress, Silent
@@ -25,6 +26,7 @@ class Key(msgspec.Struct, frozen=True):
     """What decides an evaluation's result. Two with the same key are the same evaluation."""
 
     domain: str
+    verifier: str
     data: str
     split: str
     harness: str
@@ -35,7 +37,8 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner."""
+    """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner; `dollars` is
+    what a judge model cost."""
 
     key: Key
     score: Estimate
@@ -44,6 +47,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     failures: dict[str, int]
     rollouts: int
     seconds: float
+    dollars: float = 0.0
 
     def summary(self) -> dict[str, object]:
         """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}."""
@@ -70,7 +74,8 @@ def evaluate(
     Raises `UserError` for a folder that holds another evaluation.
     """
     tasks: Sequence[Task] = domain.splits[split][:limit]
-    key = Key(domain.name, domain.splits[split].hash, split, harness.hash, policy.weights_hash, repeats, limit, seed)
+    data, weights = domain.splits[split].hash, policy.weights_hash
+    key = Key(domain.name, domain.verifier, data, split, harness.hash, weights, repeats, limit, seed)
     if folder is not None and (kept := load_evaluation(folder)) is not None:
         if kept.key != key:
             raise UserError(f"{folder} holds another evaluation ({_differences(kept.key, key)}): give another folder")
@@ -108,7 +113,8 @@ def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluati
     for episode in episodes:
         if episode.failure is not None:
             failures[episode.failure.owner] = failures.get(episode.failure.owner, 0) + 1
-    return Evaluation(key, mean_at_k(scores), behaviour_rates(episodes), scores, failures, len(episodes), seconds)
+    estimate, rates, dollars = mean_at_k(scores), behaviour_rates(episodes), judged(episodes)
+    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, dollars)
 
 
 def load_evaluation(folder: Path) -> Evaluation | None:

@@ -17,7 +17,8 @@ class Spent(msgspec.Struct, frozen=True):
 
     `key` names the unit (its phase, step or candidate) and is unique in a ledger; `kind` is "sampling",
     "training", "search", "proposer" or "test". Tokens are counted as the policy counts them; test rollouts are
-    kept apart from the budget, since a user who deploys does not pay for them.
+    kept apart from the budget, since a user who deploys does not pay for them. `dollars` is what services asked: the
+    proposer's, and a judge model's beside the rollouts that it scored.
     """
 
     key: str
@@ -80,3 +81,8 @@ def tokens(episodes: Iterable[Episode]) -> tuple[int, int]:
     """(prompt tokens, sampled tokens) over all calls, where the policy knows its tokens."""
     calls = [c.reply for e in episodes for c in e.calls]
     return sum(len(r.prompt_ids or ()) for r in calls), sum(len(r.completion_ids or ()) for r in calls)
+
+
+def judged(episodes: Iterable[Episode]) -> float:
+    """Dollars that a judge model cost for these episodes."""
+    return sum(e.verdict.dollars for e in episodes)

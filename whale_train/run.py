@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from whale_envs import load_domain, sandbox
+from whale_envs import sandbox
 from whale_envs.episode import write_atomic
 from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
@@ -34,7 +34,7 @@ from whale_train.whale import Experiment, Snapshot, costs, cycle_ends, harness_o
 def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
     config = config.resolved()
-    domain = load_domain(config.domain, config.dataset)
+    domain = config.load_domain()
     harness, policy = config.start(), load_policy(config.policy, config.domain)
     hashes = {
         "harness": harness.hash,
@@ -98,7 +98,7 @@ def test_name(snapshot: Snapshot) -> str:
 def _play_arm(config: Experiment, arm: str) -> None:
     """A worker's job: one arm."""
     folder = _arm_folder(config.folder, arm)
-    domain = load_domain(config.domain, config.dataset)
+    domain = config.load_domain()
     total = planned_rollouts(phases(config, arm, domain), costs(config, domain))
     run_arm(
         config, arm, folder, FileProgress(folder / "progress.json", total, Ledger(folder / "ledger.jsonl").rollouts())
@@ -108,7 +108,7 @@ def _play_arm(config: Experiment, arm: str) -> None:
 def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: the test of one snapshot."""
     folder = _arm_folder(config.folder, arm)
-    domain = load_domain(config.domain, config.dataset)
+    domain = config.load_domain()
     policy = load_policy(model_of(config, folder, snapshot), config.domain)
     evaluate(
         policy,
@@ -129,7 +129,7 @@ def _shadow(config: SearchConfig) -> Score:
     (arm,) = config.arms
     folder = _arm_folder(config.folder, arm)
     last = snapshots(folder)[-1]
-    domain, ledger = load_domain(config.domain, config.dataset), Ledger(folder / "ledger.jsonl")
+    domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
     policy, harness = load_policy(model_of(config, folder, last), config.domain), harness_of(config, folder, last)
     progress = FileProgress(folder / "progress.json")
     share, seed = config.search.shadow, config.seed
@@ -151,7 +151,7 @@ def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation
     write_atomic(path / "harness.py", harness_of(config, path, done[-1]).source.encode())
     ledger = _ledger(folder, arm)
     for snapshot, test in zip(done, found, strict=True):
-        ledger.add(Spent(f"test {snapshot.phase}", "test", test.rollouts, seconds=test.seconds))
+        ledger.add(Spent(f"test {snapshot.phase}", "test", test.rollouts, seconds=test.seconds, dollars=test.dollars))
     return found[0], found[-1]
 
 

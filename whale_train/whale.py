@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from whale_envs import Domain, Harness, load_domain
+from whale_envs import Domain, Harness
 from whale_envs.episode import write_atomic
 from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
@@ -91,7 +91,7 @@ def harness_of(config: Experiment, folder: Path, snapshot: Snapshot) -> Harness:
 
 def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> None:
     """Run an arm to its end, from wherever it stands."""
-    domain = load_domain(config.domain, config.dataset)
+    domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
     proposer = load_proposer(config.proposer) if isinstance(config, SearchOptions) else None
     done = snapshots(folder)

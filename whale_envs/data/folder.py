@@ -52,12 +52,12 @@ class Card(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
 
 
-def load_splits(domain: str, path: str | Path) -> Splits:
+def load_splits(domain: str, path: str | Path, reader: TaskReader | None = None) -> Splits:
     """The task sets of a domain from a prepared folder, or from files (see `whale_envs.data.splits.read_splits`).
 
-    Raises `UserError` for what cannot be used.
+    `reader` stands in for the domain's own. Raises `UserError` for what cannot be used.
     """
-    path, reader = Path(path).expanduser(), reader_of(domain)
+    path, reader = Path(path).expanduser(), reader or reader_of(domain)
     return read_folder(reader, path) if (path / "card.json").exists() else read_splits(reader, path)
 
 

@@ -69,14 +69,26 @@ class ProblemReader(TaskReader):
             raise Dropped(NO_PROBLEM)
         if not answer:
             raise Dropped(NO_ANSWER)
+        key, written = content_key(problem), self.written(answer)
+        return key, Task(task_id(key), {"question": problem}, written, str(row.cells.get("data_source") or ""))
+
+    def written(self, answer: str) -> str:
+        """The gold for an answer, in one notation. Raises `Dropped` for one that the verifier cannot use."""
         if (number := integer(answer)) is None:
             raise Dropped(NOT_INTEGER)
-        key = content_key(problem)
-        return key, Task(task_id(key), {"question": problem}, number, str(row.cells.get("data_source") or ""))
+        return number
 
     def merge(self, tasks: Sequence[Task]) -> Task | None:
         """The first, if all have the same answer."""
         return tasks[0] if all(t.gold == tasks[0].gold for t in tasks) else None
+
+
+class ExpressionReader(ProblemReader):
+    """Problems with any answer, for the verifier "math-verify"."""
+
+    def written(self, answer: str) -> str:
+        """See `ProblemReader.written`."""
+        return integer(answer) or answer
 
 
 def task_id(key: str) -> str:

@@ -17,10 +17,14 @@ DOMAINS = {
 
 
 @functools.lru_cache(maxsize=8)
-def load_domain(name: str, dataset: str | None = None) -> Domain:
-    """The domain `name` with the bundled mini world, or with `dataset` (each class says which it takes)."""
+def load_domain(name: str, dataset: str | None = None, verifier: str | None = None) -> Domain:
+    """The domain `name` with the bundled mini world or with `dataset`, scored by its own verifier or by `verifier`.
+
+    Each class says which it takes.
+    """
     if name not in DOMAINS:
         raise unknown("domain", name, DOMAINS)
     module, cls, _ = DOMAINS[name]
-    loaded: Domain = getattr(importlib.import_module(module), cls)(dataset)
+    make = getattr(importlib.import_module(module), cls)
+    loaded: Domain = make(dataset) if verifier is None else make(dataset, verifier=verifier)
     return loaded

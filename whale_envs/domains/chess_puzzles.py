@@ -9,6 +9,7 @@ from whale_envs.data.chess_mini import row_id, shipped
 from whale_envs.data.folder import load_splits
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
+from whale_envs.errors import unknown
 from whale_envs.harness.helpers import tag
 from whale_envs.task import Splits, Task, TaskSet
 from whale_envs.tools.board import Board
@@ -21,13 +22,17 @@ class ChessPuzzles(Domain):
     `dataset` is None for the bundled mini world, or a path to puzzles of the Lichess database: a prepared folder, a
     file, or a folder of files (see `whale_envs.data.folder.load_splits`).
     A task shows `fen`, `board` (eight lines, White below) and `side` ("white" or "black", which moves); the legal
-    moves come from `tools.board()`. Raises `UserError` for a dataset that cannot be used.
+    moves come from `tools.board()`. `verifier` is "line", the one that there is. Raises `UserError` for a dataset that
+    cannot be used.
     """
 
     name = "chess"
     max_asks = 18  # twice the nine turns of the paper's h0
 
-    def __init__(self, dataset: str | None = None) -> None:
+    def __init__(self, dataset: str | None = None, verifier: str = "line") -> None:
+        if verifier != "line":
+            raise unknown("verifier of chess", verifier, ["line"])
+        self.verifier = verifier
         if dataset is None:
             self.splits = _mini_splits()
             self.max_tokens = 32  # the longest useful reply of a mini world is about ten tokens

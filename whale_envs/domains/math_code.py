@@ -1,4 +1,4 @@
-r"""Math with a code tool: problems with integer answers, scored by the strict verifier.
+r"""Math with a code tool: problems with integer answers, scored by the strict verifier unless another is chosen.
 
 The world offers one tool, `python(code) -> ExecResult`. The answer is the string that the harness returns, by
 convention the content of the model's `\boxed{}`.
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_envs.data.folder import load_splits
+from whale_envs.data.math_files import ExpressionReader
 from whale_envs.data.math_mini import mini_splits
 from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
@@ -18,7 +19,8 @@ from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ExecResult, boxed
 from whale_envs.task import Splits, Task
 from whale_envs.tools.python_tool import run_python
-from whale_envs.verifiers.math_answer import integer, score
+from whale_envs.verifiers.choose import MathVerifier, math_verifier
+from whale_envs.verifiers.math_answer import integer
 
 #: Seconds of wall clock and megabytes of memory for one program (the paper's limits).
 TIMEOUT, MEMORY_MB = 30.0, 1024
@@ -29,11 +31,12 @@ RunCode = Callable[[str], ExecResult]
 
 
 class MathWorld(World):
-    """One problem. `run_code` executes a program in isolation."""
+    """One problem. `run_code` executes a program in isolation, `verify` scores an answer."""
 
-    def __init__(self, task: Task, run_code: RunCode) -> None:
+    def __init__(self, task: Task, run_code: RunCode, verify: MathVerifier) -> None:
         self._task = task
         self._run_code = run_code
+        self._verify = verify
         self.tools: dict[str, Callable[..., Any]] = {"python": self._python}
 
     def _python(self, code: str) -> ExecResult:
@@ -44,8 +47,8 @@ class MathWorld(World):
         return replace(self._run_code(code), seconds=0.0)
 
     def verdict(self, answer: Any) -> Verdict:
-        """1 when `answer` is the gold integer (see `whale_envs.verifiers.math_answer`)."""
-        return score(answer, self._task.gold)
+        """The verifier's: by default 1 when `answer` is the gold integer (see `whale_envs.verifiers.math_answer`)."""
+        return self._verify(answer, self._task.gold)
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: an answer, boxed or not, an integer; code that ran or failed; a token cap."""
@@ -73,20 +76,26 @@ class MathCode(Domain):
         dataset: a path to a prepared folder, a file, or a folder of files (see `whale_envs.data.folder.load_splits`);
             or task sets made elsewhere; None for the mini world.
         run_code: what executes programs in place of the sandboxed tool (a test's fake, a generator of demonstrations).
+        verifier: "integer", or "math-verify", which also takes problems whose answers are no integers (see
+            `whale_envs.verifiers`).
 
     Raises `UserError` for a file that cannot be used.
     """
 
     name = "math"
 
-    def __init__(self, dataset: str | Splits | None = None, run_code: RunCode | None = None) -> None:
+    def __init__(
+        self, dataset: str | Splits | None = None, run_code: RunCode | None = None, verifier: str = "integer"
+    ) -> None:
+        self.verifier, self._verify = verifier, math_verifier(verifier)
         if dataset is None:
             self.splits = mini_splits()
         else:
-            self.splits = load_splits(self.name, dataset) if isinstance(dataset, str) else dataset
+            reader = ExpressionReader() if verifier == "math-verify" else None
+            self.splits = load_splits(self.name, dataset, reader) if isinstance(dataset, str) else dataset
         timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
         self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
 
     def world(self, task: Task) -> MathWorld:
         """See `Domain.world`."""
-        return MathWorld(task, self._run_code)
+        return MathWorld(task, self._run_code, self._verify)

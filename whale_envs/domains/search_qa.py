@@ -12,7 +12,8 @@ from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
 from whale_envs.task import Task
 from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, Retriever, open_retriever
-from whale_envs.verifiers.exact_match import exact_match, normalise
+from whale_envs.verifiers.choose import ShortAnswerVerifier, short_answer_verifier
+from whale_envs.verifiers.exact_match import normalise
 
 #: The seed of the bundled world; the bundled model was trained on others.
 MINI_WORLD_SEED = 0
@@ -25,12 +26,14 @@ class SearchQA(Domain):
     file or a folder of files (see `whale_envs.data.folder.load_splits`), and passages from a JSONL file of
     `{id, title, text}` or `{id, contents}`, a folder that `whale index build` wrote, or the URL of a server; with
     ",retriever=rank_bm25" at the end, the slow reference ranks (see `whale_envs.tools.retrieval.open_retriever`).
-    A `SearchWorld` may be given instead.
+    A `SearchWorld` may be given instead. `verifier` is "exact-match", "f1", "sub-em" or "judge:PROVIDER:MODEL" (see
+    `whale_envs.verifiers`).
     """
 
     name = "search-qa"
 
-    def __init__(self, dataset: str | SearchWorld | None = None) -> None:
+    def __init__(self, dataset: str | SearchWorld | None = None, verifier: str = "exact-match") -> None:
+        self.verifier, self._verify = verifier, short_answer_verifier(verifier)
         if dataset is None:
             dataset = SearchWorld(MINI_WORLD_SEED)
         if isinstance(dataset, SearchWorld):
@@ -47,19 +50,21 @@ class SearchQA(Domain):
 
     def world(self, task: Task) -> SearchQAWorld:
         """See `Domain.world`."""
-        return SearchQAWorld(task, self.retriever)
+        return SearchQAWorld(task, self.retriever, self._verify)
 
 
 class SearchQAWorld(World):
     """One question. Tool: `search(query, k=1) -> list[Passage]`."""
 
-    def __init__(self, task: Task, retriever: Retriever) -> None:
+    def __init__(self, task: Task, retriever: Retriever, verify: ShortAnswerVerifier) -> None:
         self.golds: list[str] = task.gold
+        self._question: str = task.shown["question"]
+        self._verify = verify
         self.tools = {"search": retriever.search}
 
     def verdict(self, answer: Any) -> Verdict:
-        """Exact match; an answer that is no string is none."""
-        return exact_match(answer if isinstance(answer, str) else None, self.golds)
+        """The verifier's; an answer that is no string is none."""
+        return self._verify(self._question, answer if isinstance(answer, str) else None, self.golds)
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""

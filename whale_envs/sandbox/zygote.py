@@ -163,6 +163,7 @@ def main() -> None:
     os.chdir("/")
     for name in config["preload"]:
         importlib.import_module(name)
+    exec(compile(config["prepare"], "prepare.py", "exec"), {})
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)  # as `runner` does with `random`
     archive = Archive(config["packages"])

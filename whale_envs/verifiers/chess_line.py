@@ -12,6 +12,7 @@ are unique except that any mate wins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -21,6 +22,9 @@ import msgspec
 from whale_envs.episode import Verdict
 
 Status = Literal["open", "solved", "wrong"]
+
+#: Castling as people and models write it: O-O, 0-0, o-o, with whatever dash.
+_CASTLING = re.compile(r"[Oo0](?:[-\u2010-\u2015][Oo0]){1,2}[+#]?")
 
 
 class ChessGold(msgspec.Struct, frozen=True):
@@ -83,13 +87,20 @@ def best_defence(board: chess.Board, n: int) -> chess.Move:
 
 
 def parse_move(board: chess.Board, text: object) -> chess.Move:
-    """The legal move that `text` names in UCI or SAN; `ValueError` says what is wrong with it."""
+    """The legal move that `text` names in UCI or SAN; `ValueError` says what is wrong with it.
+
+    Castling is O-O, 0-0, e1g1 or e1h1; a promotion names its piece (a7a8q, a8=Q, a8Q). The signs of SAN's commentary
+    ("!", "?!") are passed over.
+    """
     if not isinstance(text, str) or not 2 <= len(text.strip()) <= 10:
         raise ValueError(f"{str(text)[:20]!r} is no move: give UCI such as e2e4 or SAN such as Nf3")
     text = text.strip()
-    for parse in (board.parse_uci, board.parse_san):
+    san = text.rstrip("!?")
+    if _CASTLING.fullmatch(san):
+        san = re.sub(r"[^+#]", lambda sign: "O" if sign[0] in "Oo0" else "-", san)
+    for parse, written in ((board.parse_uci, text.lower()), (board.parse_san, san)):
         try:
-            if move := parse(text.lower() if parse == board.parse_uci else text):
+            if move := parse(written):
                 return move
         except chess.AmbiguousMoveError:
             raise ValueError(f"{text!r} names more than one move: give it in UCI") from None
@@ -119,7 +130,7 @@ class ChessLine:
         """Play a legal move of the solver's, and the opponent's reply to it if the puzzle goes on."""
         line, ply = self.gold.line, len(self.board.move_stack)
         left = self.gold.mate_in - ply // 2 if self.gold.mate_in else 0
-        self._on_line = self._on_line and ply < len(line) and line[ply] == move.uci()
+        self._on_line = self._on_line and ply < len(line) and _same(self.board, line[ply], move)
         right = self._on_line or (left > 1 and forces_mate(self.board, move, left))
         self.board.push(move)
         if self.board.is_checkmate() or (self._on_line and ply + 1 == len(line)):
@@ -141,14 +152,23 @@ class ChessLine:
         return Verdict(0.0, f"unfinished after {done} right solver moves")
 
 
+def _same(board: chess.Board, uci: str, move: chess.Move) -> bool:
+    """Whether `uci` is `move`, castling written either way."""
+    return uci == move.uci() or board.uci(chess.Move.from_uci(uci)) == board.uci(move)
+
+
 def verify_line(moves: Iterable[str], fen: str, gold: ChessGold) -> Verdict:
-    """The verdict on the solver's `moves` (UCI or SAN); one that is not legal ends the line unfinished."""
+    """The verdict on the solver's `moves` (UCI or SAN); one that is not legal ends the line unfinished.
+
+    Raises `ValueError` for a FEN that is none and a gold line that cannot be played.
+    """
     line = ChessLine(fen, gold)
     for text in moves:
         if line.status != "open":
             break
         try:
-            line.play(parse_move(line.board, text))
+            move = parse_move(line.board, text)
         except ValueError as error:
             return Verdict(0.0, str(error))
+        line.play(move)
     return line.verdict()

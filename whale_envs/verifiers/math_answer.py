@@ -39,7 +39,7 @@ def integer(text: str) -> str | None:
     return f"-{digits}" if found["sign"] == "-" and digits != "0" else digits
 
 
-def score(answer: Any, gold: str) -> Verdict:
+def integer_match(answer: Any, gold: str) -> Verdict:
     r"""Score an answer, the content of `\boxed{}`, against a gold that `integer` understands.
 
     `answer` is whatever the harness returned: None when it gave none, any JSON value otherwise. Raises `ValueError`

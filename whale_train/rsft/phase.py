@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from whale_envs import Domain, Episode, Harness, Task, UserError, read_episodes, write_episodes
 from whale_envs.episode import write_atomic
-from whale_train.ledger import Ledger, Spent, tokens
+from whale_train.ledger import Ledger, Spent, judged, tokens
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -219,9 +219,16 @@ class _Phase:
             self.policy, self.domain, self.harness, dealt, "weight", seed, self.config.group, self.progress.advance
         )
         prompt, sampled = tokens(episodes)
-        seconds = time.perf_counter() - began
         self.ledger.add(
-            Spent(self._ledger_key(number, "sampling"), "sampling", len(episodes), prompt, sampled, seconds=seconds)
+            Spent(
+                self._ledger_key(number, "sampling"),
+                "sampling",
+                len(episodes),
+                prompt,
+                sampled,
+                seconds=time.perf_counter() - began,
+                dollars=judged(episodes),
+            )
         )
         write_episodes(path, episodes)
         return episodes

@@ -1,0 +1,100 @@
+"""A server on loopback that answers as a judge: the Messages API and the Chat Completions API, unstreamed.
+
+It is given a function from the user's message, as JSON, to what the model says, or to a `Status`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KEY = "sk-test-0123456789abcdef"
+
+
+@dataclass
+class Status:
+    """An answer with an HTTP status, or with a body of another kind."""
+
+    code: int
+    message: str = "as the test wants it"
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+class JudgeServer:
+    """Serves `say`; `requests` are the JSON bodies, `open` and `most_open` how many were being answered at once."""
+
+    def __init__(self, say: Callable[[dict[str, Any]], str | Status]) -> None:
+        self.say = say
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.open = self.most_open = 0
+        self.lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = False  # joined at the end, so that nothing of one test lives on into the next
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def __enter__(self) -> JudgeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with server.lock:
+                server.requests.append(body)
+                server.keys.append(self.headers["x-api-key"] or self.headers["authorization"] or "")
+                server.open += 1
+                server.most_open = max(server.most_open, server.open)
+            said = server.say(json.loads(body["messages"][-1]["content"]))
+            with server.lock:
+                server.open -= 1
+            code, headers = (said.code, said.headers) if isinstance(said, Status) else (200, {})
+            answer = _error(said) if isinstance(said, Status) else json.dumps(_said(self.path, said)).encode()
+            self.send_response(code)
+            fixed = {"content-type": "application/json", "content-length": str(len(answer)), "connection": "close"}
+            for name, value in {**fixed, **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer)
+            self.close_connection = True
+
+    return Handler
+
+
+def _error(status: Status) -> bytes:
+    error = {"type": "error", "error": {"type": "api_error", "message": status.message}}
+    return json.dumps(error).encode() if status.body is None else status.body
+
+
+def _said(path: str, text: str) -> dict[str, Any]:
+    if path == "/v1/messages":
+        return {
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+            "content": [{"type": "text", "text": text}], "usage": {"input_tokens": 200, "output_tokens": 4},
+        }  # fmt: skip
+    assert path == "/v1/chat/completions"
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    usage = {"prompt_tokens": 200, "completion_tokens": 4, "total_tokens": 204}
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
