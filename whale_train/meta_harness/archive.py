@@ -47,7 +47,8 @@ class ScoreKey(msgspec.Struct, frozen=True):
 class Score(msgspec.Struct, frozen=True):
     """How a harness did on `n` tasks, one episode each: the mean of the verdicts with its standard error.
 
-    `turns` is the mean number of model calls. `unit` is the ledger key under which the rollouts were paid.
+    `turns` is the mean number of model calls. `unit` is the ledger key under which the rollouts were paid, `dollars`
+    what a judge model cost.
     """
 
     mean: float
@@ -58,6 +59,7 @@ class Score(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     seconds: float = 0.0
+    dollars: float = 0.0
 
 
 class Outcome(msgspec.Struct, frozen=True):

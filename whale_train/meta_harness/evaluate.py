@@ -18,7 +18,7 @@ from whale_envs.errors import UserError
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import HarnessSourceError
 from whale_envs.task import TaskSet
-from whale_train.ledger import Ledger, Spent, tokens
+from whale_train.ledger import Ledger, Spent, judged, tokens
 from whale_train.meta_harness.archive import Archive, Score, ScoreKey, tree_hash
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.policies.base import Policy
@@ -71,13 +71,15 @@ def evaluate(
         prompt_tokens=prompt,
         sampled_tokens=sampled,
         seconds=round(time.perf_counter() - start, 3),
+        dollars=judged(episodes),
     )
     return score, episodes
 
 
 def spent(score: Score, kind: str) -> Spent:
     """The ledger's line for a score; it names the unit that played it, so that it is never counted twice."""
-    return Spent(score.unit, kind, score.n, score.prompt_tokens, score.sampled_tokens, seconds=score.seconds)
+    counts = score.prompt_tokens, score.sampled_tokens
+    return Spent(score.unit, kind, score.n, *counts, seconds=score.seconds, dollars=score.dollars)
 
 
 def score_shadow(
