@@ -19,7 +19,7 @@ from whale_envs import Episode, Harness, HarnessEnv
 from whale_envs.contract import play, record
 from whale_envs.harness.jail import Jail, JailedSession, JailLimits
 
-QUICK = JailLimits(seconds=0.3, wall_seconds=3.0, memory_mb=128)
+QUICK = JailLimits(seconds=0.3, memory_mb=128)
 
 #: How a harness gets at what it was not given: every allowed module leads to `sys`.
 REACH = "import dataclasses\nsys = dataclasses.sys\nos = sys.modules['os']\nsocket = sys.modules['socket']\n"
@@ -74,9 +74,8 @@ def step(env: HarnessEnv, text: str) -> Episode | None:
     ("misdeed", "message"),
     [
         ("hang", "TimeoutError: ran for more than 0.3 s between two model calls"),
-        ("sleep", "TimeoutError: did nothing for more than 3 s between two model calls"),
-        ("die", "its process ended or sent what it may not: the other end is closed (exit status 3)"),
-        ("overflow", "its process ended or sent what it may not: the other end is closed (killed by SIGSEGV)"),
+        ("die", "its process ended (exit status 3)"),
+        ("overflow", "its process ended (killed by SIGSEGV)"),
         ("fill", "MemoryError"),
     ],
 )
@@ -119,7 +118,7 @@ def test_a_worker_that_is_killed_fails_its_episode_alone(jail: Jail) -> None:
         assert episode is not None
         if seed == 1:
             assert episode.failure is not None and episode.failure.owner == "harness"
-            assert episode.failure.message.endswith("(killed by SIGKILL)")
+            assert episode.failure.message == "its process ended (killed by SIGKILL)"
         else:
             assert episode.failure is None and len(episode.answer) == 1
 
@@ -177,6 +176,16 @@ def test_a_harness_that_always_hangs_is_given_up() -> None:
         failures.append(episode.failure.message.partition(":")[0])
     jail.close()
     assert failures == ["TimeoutError"] * 5 + ["GivenUp"] * 2
+
+
+def test_one_that_waits_and_does_nothing_is_stopped() -> None:
+    jail = Jail(toy_harness(MIXED, trusted=False), JailLimits(wall_seconds=2.0))
+    env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+    env.reset(seed=0)
+    episode = step(env, "sleep")
+    jail.close()
+    assert episode is not None and episode.failure is not None
+    assert episode.failure.message == "TimeoutError: did nothing for more than 2 s between two model calls"
 
 
 def test_processor_time_is_bounded_in_all() -> None:
@@ -290,8 +299,15 @@ FORGED = {
     "a failure without words": "frame(b'{\"fail\": 1}')",
     "a failure at length": "frame(b'{\"fail\": \"' + b'x' * 2000 + b'\"}')",
     "an ask of nothing": "frame(b'{\"ask\": null}')",
-    "an ask of strangers": 'frame(b\'{"ask": [[{"role": "root", "content": ""}], null, null, [], {}]}\')',
-    "an ask with a wrong cap": 'frame(b\'{"ask": [[{"role": "user", "content": ""}], null, -1, [], {}]}\')',
+    "an ask of strangers": """ask(b'0, [{"role": "root", "content": ""}], null, null')""",
+    "an ask with a wrong cap": "ask(b'0, ' + HELLO + b', null, -1')",
+    "an ask after another": "ask(b'7, ' + HELLO + b', null, null')",
+    "an ask that goes back": "ask(b'-1, ' + HELLO + b', null, null')",
+    "an ask after half": "ask(b'0.5, ' + HELLO + b', null, null')",
+    "an ask without end": "ask(b'0, ' + DEEP + b', null, null')",
+    "an ask at length": """ask(b'1, [{"role": "user", "content": "' + LONG + b'"}], null, null')""",
+    "length in an ask": """ask(b'1, [{"role": "user", "content": "", "a": "' + LONG + b'"}], null, null')""",
+    "depth in an ask": """ask(b'1, [{"role": "user", "content": "", "a": ' + DEEP + b'}], null, null')""",
     "a tool call of nothing": "frame(b'{\"tool\": null}')",
     "a tool call without arguments": 'frame(b\'{"tool": ["look", null, {}]}\')',
     "a tool by number": "frame(b'{\"tool\": [1, [], {}]}')",
@@ -302,17 +318,21 @@ FORGED = {
 def test_forged_frames_fail_the_episode_alone(reaching: HarnessEnv, name: str) -> None:
     forge = f"""
 def frame(data): return len(data).to_bytes(4, "big") + data
+def ask(fields): return frame(b'{{"ask": [' + fields + b', [], {{}}]}}')
+HELLO = b'[{{"role": "user", "content": ""}}]'
+LONG, DEEP = b"x" * 600000, b"[" * 900 + b"]" * 900
 data = {FORGED[name]}
 for number in range(64):
-    try: os.fstat(number)
-    except OSError: continue
-    while data: data = data[os.write(number, data):]
+    try:
+        while data: data = data[os.write(number, data):]
+    except OSError: pass
 while True: pass
 """
     reaching.reset(seed=0)
     episode = step(reaching, forge)
     assert episode is not None and episode.failure is not None and episode.failure.owner == "harness"
-    assert episode.failure.message.startswith(("its process ended or sent", "TimeoutError"))
+    expected = "TimeoutError" if name == "a length and no more" else "sent what it may not: "
+    assert episode.failure.message.startswith(expected)
     reaching.reset(seed=0)
     after = step(reaching, "x = 'fine'")
     assert after is not None and after.answer == "fine"

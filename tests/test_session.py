@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_domain import Toy, toy_harness
 
 from whale_envs import Episode, HarnessEnv, Reply
-from whale_envs.contract import play, record, replies
+from whale_envs.contract import REPLIES, play, record, replies
 from whale_envs.episode import read_episodes, write_episodes
 
 
@@ -42,6 +42,17 @@ def check_alike(pair: list[HarnessEnv], prefix: list[str]) -> Episode:
 def test_jailed_is_trusted_byte_for_byte(zoo: list[HarnessEnv], name: str) -> None:
     episode = check_alike(zoo, [str(list(BODIES).index(name))])
     assert "IndentationError" not in str(episode.failure)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_jailed_is_trusted_whatever_the_model_says(zoo: list[HarnessEnv], data: st.DataObject) -> None:
+    body = data.draw(st.integers(0, len(BODIES) - 1), "body")
+    said = data.draw(st.lists(st.sampled_from(REPLIES) | st.text(max_size=50), min_size=6, max_size=6), "replies")
+    seed = data.draw(st.integers(0, 2**48), "seed")
+    trusted, jailed = (play(env, seed, iter([str(body), *said])) for env in zoo)
+    assert record(trusted) == record(jailed)
 
 
 @pytest.mark.parametrize("name", FILES)

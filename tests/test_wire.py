@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_envs.harness import helpers, wire
-from whale_envs.harness.helpers import BoardView, ExecResult, Passage
+from whale_envs.harness.helpers import Ask, BoardView, ExecResult, Passage
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
@@ -134,10 +134,36 @@ def test_the_wait_ends_a_read() -> None:
         with pytest.raises(TimeoutError):
             channel.send([], time.monotonic() - 1)
         theirs.close()
-        with pytest.raises(wire.WireError, match="closed"):
+        with pytest.raises(wire.Gone, match="closed"):
             channel.receive()
-        with pytest.raises(wire.WireError, match="cannot send"):
+        with pytest.raises(wire.Gone, match="cannot send"):
             channel.send(["x"] * 100, time.monotonic() + 1)
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(wire.ROLES), "content": st.sampled_from(["", "a", "b", "é", "\ud800"])},
+        optional={
+            "more": st.sampled_from([0, False, 0.0, -0.0, "", [], [0], [False], {"a": 1, "b": 2}, {"b": 2, "a": 1}])
+        },
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(MESSAGES | MESSAGES.map(lambda m: [dict(reversed(v.items())) for v in m]), max_size=5), st.booleans())
+def test_asks_arrive_as_they_were_yielded(yielded: list[list[Any]], growing: bool) -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    for new in yielded:
+        ask = wire.ask_of(Ask([*ours, *new] if growing else new, stop=("x",)))
+        fields = json.loads(json.dumps(wire.fields_of(ask, ours)))
+        if growing and ours:
+            assert len(fields[1]) == len(new)
+        arrived = wire.ask_from(fields, theirs)
+        assert repr(arrived) == repr(ask)
+        ours, theirs = ask.messages, [dict(message) for message in arrived.messages]
 
 
 class Unprintable(Exception):

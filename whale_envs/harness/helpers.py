@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
+_WORD = re.compile(r"\w+")
+_BREAK = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def system(text: str) -> Message:
@@ -57,8 +59,13 @@ def tool(text: str) -> Message:
 
 def tag(text: str, name: str) -> str | None:
     """The content of the last `<name>...</name>` in `text`, stripped; None if there is none."""
-    found = re.findall(rf"<{re.escape(name)}>((?:(?!<{re.escape(name)}>).)*?)</{re.escape(name)}>", text, re.DOTALL)
-    return found[-1].strip() if found else None
+    opening, closing = f"<{name}>", f"</{name}>"
+    # not a regular expression: each episode of a jailed harness would have to compile its own
+    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+    if start < 0:
+        return None
+    start += len(opening)
+    return text[start : text.index(closing, start)].strip()
 
 
 def boxed(text: str) -> str | None:
@@ -76,7 +83,7 @@ def boxed(text: str) -> str | None:
 
 def words(text: str) -> list[str]:
     """The lower-cased words of `text`."""
-    return re.findall(r"\w+", text.lower())
+    return _WORD.findall(text.lower())
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Passage:
 
     def sentences(self) -> list[str]:
         """The text as sentences, in order."""
-        return [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n+", self.text) if s.strip()]
+        return [s.strip() for s in _BREAK.split(self.text) if s.strip()]
 
     def snippets(self, query: str, n: int) -> str:
         """The title and the `n` sentences that share most words with `query`, in the passage's order."""

@@ -11,61 +11,22 @@ What this does not cover: an episode can measure time, and so how busy the machi
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
-import itertools
-import json
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from whale_envs.errors import ToolUseError, UserError
-from whale_envs.harness.helpers import Ask, ReplyView
-from whale_envs.harness.jail_worker import REQUEST
+from whale_envs.harness.helpers import Message, ReplyView
+from whale_envs.harness.jail_process import JailLimits, Worker, Zygote
 from whale_envs.harness.load import Harness
 from whale_envs.harness.session import Session, Toolbox
-from whale_envs.harness.wire import MAX_FAILURE, Channel, WireError, ask_of, clean, pack, plain
-from whale_envs.sandbox import layers
-from whale_envs.sandbox.isolation import require
+from whale_envs.harness.wire import MAX_FAILURE, Gone, WireError, ask_from, clean, pack, plain
+
+__all__ = ["Jail", "JailLimits", "JailedSession"]
 
 #: Workers that are forked ahead.
 SPARE = 8
-_WORKER = Path(__file__).with_name("jail_worker.py")
-
-
-@dataclass(frozen=True)
-class JailLimits:
-    """What an episode of a jailed harness may use.
-
-    Frames and values are bounded in `whale_envs.harness.wire`, tool calls in `whale_envs.harness.session`, model calls
-    by the domain (`Domain.max_asks`).
-    """
-
-    #: Processor seconds between two model calls: on a busy machine a harness is not failed for what others do.
-    seconds: float = 5.0
-    #: Wall-clock seconds between two model calls, tool calls not counted: for one that waits and does nothing.
-    wall_seconds: float = 30.0
-    #: Processor seconds in all.
-    cpu_seconds: int = 60
-    #: Address space beyond what the worker needs for itself, in MiB.
-    memory_mb: int = 512
-    #: Wall-clock seconds for a process to start (the zygote takes about 0.2, a worker 0.001).
-    start_seconds: float = 60.0
-    #: Workers lost one after the other, no episode getting past that turn, before the harness is given up: one that
-    #: loops for ever in every episode would otherwise cost `seconds` times the number of episodes.
-    losses: int = 8
 
 
 class Jail:
@@ -79,8 +40,8 @@ class Jail:
         self.limits = limits or JailLimits()
         #: The turns at which workers were lost, but for those that an episode has got past since.
         self.lost_at: list[int] = []
-        self._zygote: _Zygote | None = None
-        self._spare: deque[_Worker] = deque()
+        self._zygote: Zygote | None = None
+        self._spare: deque[Worker] = deque()
         self._started = 0
         self._lock = threading.Lock()
 
@@ -89,28 +50,28 @@ class Jail:
         """The running zygote's process id."""
         return self._zygote.process.pid if self._zygote is not None and self._zygote.alive else None
 
-    def worker(self) -> _Worker:
+    def worker(self) -> Worker:
         """A new process for one episode. `UserError` if none can start."""
         for _ in range(SPARE + 2):
-            with contextlib.suppress(WireError):  # the zygote or a spare was killed from outside: the next, then
+            with contextlib.suppress(Gone):  # the zygote or a spare was killed from outside: the next, then
                 with self._lock:
                     worker = self._next()
                 worker.ready()
                 return worker
         raise UserError(f"cannot start an episode of {self.harness.name}: its process is killed again and again")
 
-    def _next(self) -> _Worker:
+    def _next(self) -> Worker:
         """The worker that has been starting for longest, after others have been asked for ahead.
 
         A fork costs milliseconds of processor time, most of it for pages that the child writes: it is spent while the
         model is at work, or on another processor. A jail for a few episodes forks few ahead.
         """
         if self._zygote is None or not self._zygote.alive:
-            self._zygote = _Zygote(self.harness, self.limits)
+            self._zygote = Zygote(self.harness, self.limits)
             self._spare.clear()
         self._started += 1
         while len(self._spare) <= min(self._started, SPARE):
-            self._spare.append(_Worker(self._zygote, self.limits))
+            self._spare.append(Worker(self._zygote, self.limits))
         return self._spare.popleft()
 
     def close(self) -> None:
@@ -121,221 +82,6 @@ class Jail:
             if self._zygote is not None:
                 self._zygote.end()
                 self._zygote = None
-
-
-class _Zygote:
-    """A running zygote and the socket for its requests.
-
-    It is not put inside bubblewrap where that is to be had: that hides which files exist, and a worker, with no system
-    call left that takes a path, cannot ask.
-    """
-
-    _tokens = itertools.count(1)
-
-    def __init__(self, harness: Harness, limits: JailLimits) -> None:
-        self.name = harness.name
-        setup = {
-            "source": harness.source,
-            "name": harness.name,
-            "seccomp": _filter().hex(),
-            "memory_mb": limits.memory_mb,
-            "cpu_seconds": limits.cpu_seconds + 1,  # the parent stops it before
-        }
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.pidfd_open(os.getpid())
-        # -I without -E, since one variable has to get through: set order must be the same in every worker
-        argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
-        try:
-            with open(os.memfd_create("setup"), "w+", encoding="utf-8") as file:
-                json.dump(setup, file)
-                file.seek(0)
-                self.process = subprocess.Popen(
-                    [*argv, str(theirs.fileno()), str(parent), *_folders()],
-                    stdin=file,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), parent),
-                    env={"PYTHONHASHSEED": "0"},
-                    cwd="/",
-                    start_new_session=True,  # a Ctrl-C at the terminal is for us
-                )
-        finally:
-            theirs.close()
-            os.close(parent)
-        self._pid = os.getpid()
-        self.end = weakref.finalize(self, _end_zygote, self.process, self.control, self._pid)
-        self.control.settimeout(limits.start_seconds)
-        try:
-            said = self.control.recv(4096).decode() or self.status()
-        except (TimeoutError, ConnectionResetError) as error:
-            said = f"{error} ({self.status()})"
-        if said != "ready":
-            self.end()
-            raise UserError(f"cannot start the jail for {harness.name}: {said}; `whale doctor` says what is missing")
-        self.control.settimeout(None)
-
-    def token(self) -> int:
-        """A name for a worker."""
-        return next(self._tokens)
-
-    def fork(self, token: int, sock: socket.socket) -> None:
-        """Have a worker forked for a socket. `WireError` if this process is gone."""
-        self._request(b"F", token, sock.fileno())
-
-    def reap(self, token: int) -> None:
-        """Kill a worker."""
-        if self._pid == os.getpid():  # it is not for a forked copy of this process
-            with contextlib.suppress(WireError):  # what it forked ends when its socket does
-                self._request(b"E", token)
-
-    def post_mortem(self, token: int) -> str:
-        """How a worker ended, in words; it is killed if it has not."""
-        ours, theirs = os.pipe()
-        with open(ours, "rb") as file:
-            try:
-                self._request(b"E", token, theirs)
-            except WireError:
-                return "and nobody knows how"
-            finally:
-                os.close(theirs)
-            status = file.read()
-        return _in_words(os.waitstatus_to_exitcode(int(status))) if status else "and nobody knows how"
-
-    def _request(self, kind: bytes, token: int, *fds: int) -> None:
-        try:
-            socket.send_fds(self.control, [REQUEST.pack(kind, token)], fds)
-        except OSError as error:
-            raise WireError(f"cannot send: {error.strerror}") from None
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs, and is ours (a forked copy of this process must not talk to it)."""
-        return self.process.poll() is None and self._pid == os.getpid()
-
-    def status(self) -> str:
-        """How it ended, in words."""
-        try:
-            return _in_words(self.process.wait(1))
-        except subprocess.TimeoutExpired:
-            return "still running"
-
-
-@functools.cache
-def _filter() -> bytes:
-    """The seccomp filter of a worker: the sandbox's without threads, which no harness can start honestly."""
-    return layers.compile_filter(threads=False) if require().seccomp else b""
-
-
-def _in_words(exit_code: int) -> str:
-    return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit status {exit_code}"
-
-
-def _folders() -> list[str]:
-    """Where the worker finds what `whale_envs.sandbox.layers` imports."""
-    found = [importlib.util.find_spec(name) for name in ("landlockpy", "pyseccomp")]
-    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
-    return sorted({str(o.parent.parent if o.name == "__init__.py" else o.parent) for o in origins})
-
-
-def _end_zygote(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
-    control.close()  # on which it kills its workers and ends
-    if os.getpid() == owner:
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-class _Worker:
-    """The process of one episode and the socket to it."""
-
-    def __init__(self, zygote: _Zygote, limits: JailLimits) -> None:
-        self._limits = limits
-        self._zygote = zygote
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise UserError(
-                f"cannot start an episode of {zygote.name}: {error.strerror}; each running episode takes a descriptor: "
-                "allow more (ulimit -n), or run fewer at once"
-            ) from None
-        self.end = weakref.finalize(self, _end_worker, zygote, token := zygote.token(), ours)
-        self._token, self._poll, self.pid = token, select.poll(), 0
-        self._channel = Channel(ours, msgspec.json.encode, msgspec.json.decode)
-        self._poll.register(ours, select.POLLIN)
-        try:
-            with theirs:
-                zygote.fork(token, theirs)
-        except WireError:
-            self.end()
-            raise
-
-    def ready(self) -> None:
-        """Wait until it can play. `UserError` if it cannot, `WireError` if it is gone."""
-        self._cpu_end, self._wall_end = float("inf"), time.monotonic() + self._limits.start_seconds
-        try:
-            frame = self._channel.receive(self._wait)
-        except TimeoutError:
-            frame = {"unfit": f"not ready after {self._limits.start_seconds:g} s"}
-        if "ready" not in frame:
-            self.end()
-            raise UserError(f"cannot start an episode of {self._zygote.name}: {frame['unfit']}")
-        self.pid = frame["ready"]
-
-    def begin(self) -> None:
-        """The limits on time count from now."""
-        self._cpu_end = min(self._cpu() + self._limits.seconds, self._limits.cpu_seconds)
-        self._wall_end = time.monotonic() + self._limits.wall_seconds
-
-    def pause(self, seconds: float) -> None:
-        """So many wall-clock seconds do not count."""
-        self._wall_end += seconds
-
-    def send(self, frame: Any) -> None:
-        """Send a frame. `TimeoutError` past a limit, `WireError` if the worker is gone."""
-        try:
-            self._channel.send(frame, self._wall_end)
-        except TimeoutError:
-            raise self._late() from None
-
-    def receive(self) -> Any:
-        """The next frame. Raises as `send` does, and `WireError` for what is no frame."""
-        return self._channel.receive(self._wait)
-
-    def _wait(self) -> None:
-        while True:
-            left = min(self._cpu_end - self._cpu(), self._wall_end - time.monotonic())
-            if left <= 0:
-                raise self._late()
-            if self._poll.poll(1000 * left + 1):
-                return
-
-    def _late(self) -> TimeoutError:
-        limits = self._limits
-        if self._cpu() < self._cpu_end:
-            return TimeoutError(f"did nothing for more than {limits.wall_seconds:g} s between two model calls")
-        if self._cpu_end >= limits.cpu_seconds:
-            return TimeoutError(f"ran for more than {limits.cpu_seconds:g} s in one episode")
-        return TimeoutError(f"ran for more than {limits.seconds:g} s between two model calls")
-
-    def _cpu(self) -> float:
-        """Processor seconds that the worker has used."""
-        if not self.pid:  # it has not said yet
-            return 0.0
-        try:
-            return time.clock_gettime((~self.pid << 3) | 2)  # the clock id of a process (CPUCLOCK_SCHED)
-        except OSError:  # it has ended, as the socket will say
-            return 0.0
-
-    def post_mortem(self) -> str:
-        """How it ended, in words; it is killed if it has not."""
-        return self._zygote.post_mortem(self._token)
-
-
-def _end_worker(zygote: _Zygote, token: int, sock: socket.socket) -> None:
-    sock.close()
-    zygote.reap(token)
 
 
 class _Broken(Exception):
@@ -349,8 +95,9 @@ class JailedSession(Session):
         super().__init__(toolbox)
         self._jail = jail
         self._start = {"shown": pack(shown, "a task"), "seed": seed}
-        self._worker: _Worker | None = None
+        self._worker: Worker | None = None
         self._turn = 0
+        self._messages: list[Message] = []  # of the last ask
 
     @property
     def pid(self) -> int | None:
@@ -396,7 +143,7 @@ class JailedSession(Session):
                     raise WireError("a frame without a kind")
                 ((kind, value),) = got.items()
                 if kind != "tool":
-                    return kind, _checked(kind, value)
+                    return kind, self._checked(kind, value)
                 call = _tool_call(value)
                 called = time.monotonic()
                 result = self._answer(call)
@@ -404,8 +151,25 @@ class JailedSession(Session):
                 worker.send(result)
         except TimeoutError as error:
             raise _Broken(f"TimeoutError: {error}") from None
+        except Gone:
+            raise _Broken(f"its process ended ({worker.post_mortem()})") from None
         except WireError as error:
-            raise _Broken(f"its process ended or sent what it may not: {error} ({worker.post_mortem()})") from None
+            raise _Broken(f"sent what it may not: {error}") from None
+
+    def _checked(self, kind: str, value: Any) -> Any:
+        """What ended a resume in the worker, checked: an `Ask`, a JSON answer, or a failure's message."""
+        try:
+            if kind == "ask":
+                ask = ask_from(value, self._messages)
+                self._messages = [dict(message) for message in ask.messages]  # a caller may change those
+                return ask
+            if kind == "answer":
+                return plain(value, "the answer")
+            if kind == "fail" and isinstance(value, str) and len(value) <= MAX_FAILURE + 1:
+                return clean(value)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+        raise WireError("a malformed frame")
 
     def _answer(self, call: list[Any]) -> dict[str, Any]:
         """Call a tool for the harness: the frame that answers it."""
@@ -422,17 +186,3 @@ def _tool_call(value: Any) -> list[Any]:
         if isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict):
             return [name, args, kwargs]
     raise WireError("a malformed tool call")
-
-
-def _checked(kind: str, value: Any) -> Any:
-    """What ended a resume in the worker, checked: an `Ask`, a JSON answer, or a failure's message."""
-    try:
-        if kind == "ask" and isinstance(value, list) and len(value) == 5:
-            return ask_of(Ask(value[0], value[1], value[2], value[3], value[4]))
-        if kind == "answer":
-            return plain(value, "the answer")
-        if kind == "fail" and isinstance(value, str) and len(value) <= MAX_FAILURE + 1:
-            return clean(value)
-    except ValueError as error:
-        raise WireError(str(error)) from None
-    raise WireError("a malformed frame")

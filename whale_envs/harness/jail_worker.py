@@ -40,7 +40,8 @@ MODULES = (
     "whale_envs.harness.namespace",
 )
 #: What the standard library imports inside functions that a harness may call, where no file can be opened any more.
-LATER = ("types", "weakref", "encodings.idna", "encodings.punycode", "encodings.unicode_escape", "encodings.cp1252")
+LATER = """types weakref warnings copy heapq encodings.idna encodings.punycode encodings.unicode_escape
+encodings.raw_unicode_escape encodings.cp1252 encodings.utf_8_sig encodings.hex_codec encodings.rot_13""".split()
 REQUEST = struct.Struct("!cQ")
 #: An honest harness, to warm the code up with: a page that is written after a fork is one that has to be copied.
 WARM = """
@@ -94,7 +95,7 @@ class Worker:
         try:
             channel = self.wire.Channel(socket.socket(fileno=fd))
             self.warm(1)
-            with contextlib.suppress(self.wire.WireError):  # the parent is gone or has closed its end
+            with contextlib.suppress(self.wire.Gone):  # the parent is gone or has closed its end
                 try:
                     self.confine({fd})
                 except (OSError, ValueError, self.layers.ConfinementError) as error:
@@ -123,14 +124,15 @@ class Worker:
         random.seed(start["seed"])  # the global one, which `statistics` draws from
         view = self.helpers.TaskView(self.wire.unpack(start["shown"]))
         run = self.namespace.Run(code, view, call_tool, start["seed"], lambda text: None)
-        reply, kind = None, "ask"
+        reply = None
+        messages: list[dict[str, Any]] = []
         while True:
             kind, value = run.resume(reply)
-            if kind == "ask":
-                value = [value.messages, value.tools, value.max_tokens, value.stop, value.template_kwargs]
-            channel.send({kind: value})
             if kind != "ask":
+                channel.send({kind: value})
                 return
+            channel.send({kind: self.wire.fields_of(value, messages)})
+            messages = value.messages
             text, finish_reason, tool_calls = channel.receive()
             reply = self.helpers.ReplyView(text, finish_reason, tuple(tool_calls))
 
@@ -213,7 +215,7 @@ class Zygote:
         except OSError as error:  # too many processes, or too little memory
             channel = self.worker.wire.Channel(socket.socket(fileno=os.dup(fd)))
             advice = "allow more processes (ulimit -u, or the container's limit), or run fewer episodes at once"
-            with channel.socket, contextlib.suppress(self.worker.wire.WireError):
+            with channel.socket, contextlib.suppress(self.worker.wire.Gone):
                 channel.send({"unfit": f"cannot fork: {error.strerror}; {advice}"})
             return
         if pid == 0:

@@ -33,9 +33,9 @@ Echo = Callable[[str], object]
 def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
     """Execute a harness module in a fresh namespace and return its `run`.
 
-    `random` inside it is a generator of its own, seeded with `seed`; what it prints goes to `echo`.
+    `random` inside it is a module of its own, seeded with `seed`; what it prints goes to `echo`.
     """
-    own_random = random.Random(seed)
+    own_random = seeded_random(seed)
     # a module of its own, so that a harness that changes one of its names changes it for this episode only
     offered = ModuleType("whale_envs.harness")
     offered.__dict__.update({name: getattr(helpers, name) for name in helpers.__all__}, ToolUseError=ToolUseError)
@@ -71,6 +71,22 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
     exec(code, scope)
     run: Callable[..., Any] = scope["run"]
     return run
+
+
+def seeded_random(seed: int) -> ModuleType:
+    """`random` for one episode: all that is in it draws from `seed`, and nothing from the system or another episode."""
+    spare = random.Random(f"unseeded/{seed}")
+
+    class Random(random.Random):
+        """A generator that takes its seed from the episode's where none is given."""
+
+        def seed(self, a: Any = None, version: int = 2) -> None:
+            super().seed(spare.getrandbits(64) if a is None else a, version)
+
+    own = Random(seed)
+    module = ModuleType("random")
+    module.__dict__.update({name: getattr(own, name) for name in random.__all__ if hasattr(own, name)}, Random=Random)
+    return module
 
 
 class Tools:

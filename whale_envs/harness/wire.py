@@ -13,10 +13,10 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from whale_envs.harness.helpers import RESULT_TYPES, Ask
+from whale_envs.harness.helpers import RESULT_TYPES, Ask, Message
 
 #: Most characters in one ask, answer, argument list or tool result (a context of 32k tokens has about 130,000);
 #: every value in it counts as eight more.
@@ -40,6 +40,10 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 class WireError(Exception):
     """The other side broke the protocol, or is gone."""
+
+
+class Gone(WireError):
+    """The other side is gone."""
 
 
 def clean(text: str) -> str:
@@ -136,8 +140,49 @@ def _copy(value: Any, what: str, tagged: bool) -> Any:
 def ask_of(yielded: object) -> Ask:
     """The `Ask` that a harness yielded, copied: itself, or a list of messages. `ValueError` for anything else."""
     ask = yielded if isinstance(yielded, Ask) else Ask(messages=yielded)  # type: ignore[arg-type]
+    _check_ask(ask)
+    return _copied(ask, [])
+
+
+def fields_of(ask: Ask, before: Sequence[Message]) -> list[Any]:
+    """An ask as it travels. One that goes on from the messages `before`, as most do, carries only the new ones."""
+    goes_on = len(ask.messages) >= len(before) and all(map(_same, ask.messages, before))
+    after = len(before) if goes_on else 0
+    return [after, ask.messages[after:], ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs]
+
+
+def ask_from(fields: Any, before: Sequence[Message]) -> Ask:
+    """The ask whose `fields_of` arrived after one with the messages `before`. `ValueError` if it is none."""
+    if not (isinstance(fields, list) and len(fields) == 6 and isinstance(fields[1], list)):
+        raise ValueError("a malformed ask")
+    if type(fields[0]) is not int or fields[0] not in (0, len(before)):
+        raise ValueError("an ask that goes on from another than the last")
+    kept = list(before[: fields[0]])
+    ask = Ask(kept + fields[1], *fields[2:])
+    _check_ask(ask)
+    if sum(len(message["content"]) for message in ask.messages) > MAX_CHARS:
+        raise ValueError(f"an ask is larger than {MAX_CHARS:,} characters")
+    return _copied(ask, kept)
+
+
+def _copied(ask: Ask, kept: list[Message]) -> Ask:
+    """The ask with all but its first messages, which are `kept`, copied."""
+    new = ask.messages[len(kept) :]
+    fields = plain([new, ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs], "an ask")
+    return Ask(kept + fields[0], fields[1], fields[2], tuple(fields[3]), fields[4])
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Whether two messages would be the same JSON, byte for byte: `==` does not tell 1 from True, nor any order."""
+    if list(one.items()) != list(other.items()):
+        return False
+    return all(type(value) is str for value in one.values()) or repr(one) == repr(other)
+
+
+def _check_ask(ask: Ask) -> None:
+    """`ValueError` says what makes it no ask; whether what is inside is JSON is for `plain` to say."""
     if not isinstance(ask.messages, list) or not ask.messages:
-        raise ValueError(f"a harness yields a list of messages or an Ask, not {clean(type(yielded).__name__)}")
+        raise ValueError(f"a harness yields a list of messages or an Ask, not {clean(type(ask.messages).__name__)}")
     for message in ask.messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise ValueError(f"a message is a dict with role and content strings, not {_short(message)}")
@@ -151,8 +196,6 @@ def ask_of(yielded: object) -> Ask:
         raise ValueError(f"tools is a list of schemas (dicts) or None, not {_short(ask.tools)}")
     if not isinstance(ask.template_kwargs, dict):
         raise ValueError(f"template_kwargs is a dict, not {_short(ask.template_kwargs)}")
-    fields = plain([ask.messages, ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs], "an ask")
-    return Ask(fields[0], fields[1], fields[2], tuple(fields[3]), fields[4])
 
 
 def _short(value: object) -> str:
@@ -197,7 +240,7 @@ class Channel:
         self._got = bytearray()
 
     def send(self, frame: Any, deadline: float | None = None) -> None:
-        """Send a frame before `deadline` (by `time.monotonic`). `TimeoutError`, or `WireError` if nobody is there."""
+        """Send a frame before `deadline` (by `time.monotonic`). `TimeoutError`, or `Gone` if nobody is there."""
         data = self._encode(frame)
         if deadline is not None:
             left = deadline - time.monotonic()
@@ -209,34 +252,38 @@ class Channel:
         except TimeoutError:
             raise
         except OSError as error:
-            raise WireError(f"cannot send: {error.strerror}") from None
+            raise Gone(f"cannot send: {error.strerror}") from None
 
     def receive(self, wait: Callable[[], object] = lambda: None) -> Any:
         """The next frame. `wait` is called before every read; it returns when there is something to read, or raises.
 
-        Raises `WireError` for the end, and for what is no frame.
+        Raises `Gone` at the end, `WireError` for what is no frame.
         """
-        length = _LENGTH.unpack(self._take(_LENGTH.size, wait))[0]
-        if length > MAX_FRAME:
-            raise WireError(f"a frame of {length:,} bytes: expected at most {MAX_FRAME:,}")
-        data = self._take(length, wait)
-        try:
-            return self._decode(data)
-        except (ValueError, RecursionError) as error:
-            raise WireError(f"a frame that is not JSON: {type(error).__name__}") from None
-
-    def _take(self, count: int, wait: Callable[[], object]) -> bytes:
-        while len(self._got) < count:
+        got, end = self._got, self._end()
+        while not end or len(got) < end:
             wait()
             try:
                 read = self.socket.recv(_READ)
             except TimeoutError:
                 raise
             except OSError as error:
-                raise WireError(f"cannot receive: {error.strerror}") from None
+                raise Gone(f"cannot receive: {error.strerror}") from None
             if not read:
-                raise WireError("the other end is closed")
-            self._got += read
-        taken = bytes(self._got[:count])
-        del self._got[:count]
-        return taken
+                raise Gone("the other end is closed")
+            got += read
+            end = self._end()
+        data = bytes(memoryview(got)[_LENGTH.size : end])
+        del got[:end]
+        try:
+            return self._decode(data)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"a frame that is not JSON: {type(error).__name__}") from None
+
+    def _end(self) -> int:
+        """Where the first frame ends, 0 if its length has not arrived yet."""
+        if len(self._got) < _LENGTH.size:
+            return 0
+        length: int = _LENGTH.unpack_from(self._got)[0]
+        if length > MAX_FRAME:
+            raise WireError(f"a frame of {length:,} bytes: expected at most {MAX_FRAME:,}")
+        return _LENGTH.size + length
