@@ -69,10 +69,7 @@ def read_folder(reader: TaskReader, folder: Path) -> Splits:
     sets = {split: TaskSet(_tasks(folder / f"{split}.jsonl", reader), f"{folder} ({split})") for split in SPLITS}
     for split, tasks in sets.items():
         if tasks.hash != card.splits[split].hash:
-            raise UserError(
-                f"{folder / split}.jsonl is not what `whale data prepare` wrote: prepare the folder again, "
-                "or give the changed files without card.json"
-            )
+            raise UserError(f"{folder / split}.jsonl is not what `whale data prepare` wrote: prepare the folder again")
     return Splits(**sets, dropped=card.dropped)
 
 
@@ -133,7 +130,9 @@ def readme(card: Card) -> str:
             "",
             *("| source | revision | licence | rows |", "|---|---|---|---|", *sources, ""),
             *("| set | tasks | hash |", "|---|---|---|", *sets, ""),
-            *(f"Of {card.rows:,} rows these were left out:", "", "| reason | rows |", "|---|---|", *dropped, ""),
+            f"Of {card.rows:,} rows {'these' if dropped else 'none'} were left out{':' if dropped else '.'}",
+            *(("", "| reason | rows |", "|---|---|", *dropped) if dropped else ()),
+            "",
         ]
     )
 
