@@ -30,6 +30,7 @@ MAX_FAILURE = 500
 
 ROLES = ("system", "user", "assistant", "tool")
 
+_SEQUENCES, _SCALARS = (list, tuple), (str, int, float)
 _READ = 1 << 16  # less than what malloc maps anew each time
 _VALUE = 8  # what a value costs besides its text, so that many small ones are bounded too
 _LENGTH = struct.Struct("!I")
@@ -58,12 +59,12 @@ def clean(text: str) -> str:
 
 def plain(value: Any, what: str) -> Any:
     """A copy of `value` made of JSON types alone (tuples become lists). `ValueError` says why `what` is not JSON."""
-    return _copy(value, what, tagged=False)
+    return _Walk(what, tagged=False).any(value, 0)
 
 
 def pack(value: Any, what: str) -> Any:
     """A tool's result as JSON that `unpack` turns back with its types: tuples and `RESULT_TYPES` are tagged."""
-    return _copy(value, what, tagged=True)
+    return _Walk(what, tagged=True).any(value, 0)
 
 
 def unpack(value: Any) -> Any:
@@ -79,62 +80,67 @@ def unpack(value: Any) -> Any:
     return fields if kind == "dict" else RESULT_TYPES[kind](**fields)
 
 
-def _copy(value: Any, what: str, tagged: bool) -> Any:
-    """A walk over the value; every ask goes through two, so it is written for speed."""
-    left = MAX_CHARS
+class _Walk:
+    """A copying walk over a value. Every ask goes through two, so it is written for speed: text comes first."""
 
-    def spend(chars: int) -> None:
-        nonlocal left
-        left -= chars
-        if left < 0:
-            raise ValueError(f"{what} is larger than {MAX_CHARS:,} characters")
+    def __init__(self, what: str, tagged: bool) -> None:
+        self.what, self.tagged, self.left = what, tagged, MAX_CHARS
 
-    def scalar(value: Any) -> Any:
-        spend(_VALUE)
+    def spend(self, chars: int) -> None:
+        """So many characters of what is allowed."""
+        self.left -= chars
+        if self.left < 0:
+            raise ValueError(f"{self.what} is larger than {MAX_CHARS:,} characters")
+
+    def any(self, value: Any, depth: int) -> Any:
+        """The copy of a value at a level."""
+        if value is None or isinstance(value, _SCALARS):
+            return self.scalar(value)
+        self.spend(_VALUE)
+        if depth >= MAX_DEPTH:
+            raise ValueError(f"{self.what} is nested more than {MAX_DEPTH} levels deep")
+        if isinstance(value, _SEQUENCES):
+            items = [self.any(v, depth + 1) for v in value]
+            return {"tuple": items} if self.tagged and isinstance(value, tuple) else items
+        if isinstance(value, dict):
+            copy = self.fields(value, depth + 1)
+            return {"dict": copy} if self.tagged else copy
+        kind = type(value)
+        if self.tagged and RESULT_TYPES.get(kind.__name__) is kind:
+            return {kind.__name__: self.fields(vars(value), depth + 1)}
+        raise ValueError(f"{self.what} is not JSON: it holds a {clean(kind.__name__)}")
+
+    def fields(self, items: dict[Any, Any], depth: int) -> dict[str, Any]:
+        """The copy of a dict's content."""
+        copy = {}
+        for key, inner in items.items():
+            if type(key) is str and type(inner) is str:
+                self.spend(len(key) + _VALUE + len(inner))
+                copy[clean(key)] = clean(inner)
+                continue
+            if not isinstance(key, str):
+                shown = clean(repr(key))[:80]
+                raise ValueError(f"{self.what} is not JSON: it holds the key {shown}, which is no string")
+            self.spend(len(key))
+            copy[clean(key)] = self.any(inner, depth)
+        return copy
+
+    def scalar(self, value: Any) -> Any:
+        """The copy of what holds nothing."""
+        self.spend(_VALUE)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            spend(len(value))
+            self.spend(len(value))
             return clean(value)
         if isinstance(value, int):
             if value.bit_length() > 4096:
-                raise ValueError(f"{what} holds an integer of more than 4096 bits")
-            spend(value.bit_length() // 3)
+                raise ValueError(f"{self.what} holds an integer of more than 4096 bits")
+            self.spend(value.bit_length() // 3)
             return int(value)
         if not math.isfinite(value):
-            raise ValueError(f"{what} is not JSON: it holds {value!r}")
+            raise ValueError(f"{self.what} is not JSON: it holds {value!r}")
         return float(value)
-
-    def fields(items: dict[Any, Any], depth: int) -> dict[str, Any]:
-        copy = {}
-        for key, inner in items.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{what} is not JSON: it holds the key {clean(repr(key))[:80]}, which is no string")
-            spend(len(key))
-            copy[clean(key)] = walk(inner, depth)
-        return copy
-
-    def walk(value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind is str and value.isascii():
-            spend(_VALUE + len(value))
-            return value
-        if value is None or isinstance(value, str | int | float):
-            return scalar(value)
-        spend(_VALUE)
-        if depth >= MAX_DEPTH:
-            raise ValueError(f"{what} is nested more than {MAX_DEPTH} levels deep")
-        if isinstance(value, list | tuple):
-            items = [walk(v, depth + 1) for v in value]
-            return {"tuple": items} if tagged and isinstance(value, tuple) else items
-        if isinstance(value, dict):
-            copy = fields(value, depth + 1)
-            return {"dict": copy} if tagged else copy
-        if tagged and RESULT_TYPES.get(kind.__name__) is kind:
-            return {kind.__name__: fields(vars(value), depth + 1)}
-        raise ValueError(f"{what} is not JSON: it holds a {clean(kind.__name__)}")
-
-    return walk(value, 0)
 
 
 def ask_of(yielded: object) -> Ask:
@@ -159,7 +165,7 @@ def ask_from(fields: Any, before: Sequence[Message]) -> Ask:
         raise ValueError("an ask that goes on from another than the last")
     kept = list(before[: fields[0]])
     ask = Ask(kept + fields[1], *fields[2:])
-    _check_ask(ask)
+    _check_ask(ask, len(kept))
     if sum(len(message["content"]) for message in ask.messages) > MAX_CHARS:
         raise ValueError(f"an ask is larger than {MAX_CHARS:,} characters")
     return _copied(ask, kept)
@@ -174,23 +180,26 @@ def _copied(ask: Ask, kept: list[Message]) -> Ask:
 
 def _same(one: Message, other: Message) -> bool:
     """Whether two messages would be the same JSON, byte for byte: `==` does not tell 1 from True, nor any order."""
-    if list(one.items()) != list(other.items()):
+    if one != other or [*one] != [*other]:
         return False
-    return all(type(value) is str for value in one.values()) or repr(one) == repr(other)
+    return {*map(type, one.values())} == {str} or repr(one) == repr(other)
 
 
-def _check_ask(ask: Ask) -> None:
-    """`ValueError` says what makes it no ask; whether what is inside is JSON is for `plain` to say."""
+def _check_ask(ask: Ask, checked: int = 0) -> None:
+    """`ValueError` says what makes it no ask; whether what is inside is JSON is for `plain` to say.
+
+    So many of its messages have been checked before.
+    """
     if not isinstance(ask.messages, list) or not ask.messages:
         raise ValueError(f"a harness yields a list of messages or an Ask, not {clean(type(ask.messages).__name__)}")
-    for message in ask.messages:
+    for message in ask.messages[checked:]:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise ValueError(f"a message is a dict with role and content strings, not {_short(message)}")
         if message.get("role") not in ROLES:
             raise ValueError(f"a message's role is system, user, assistant or tool, not {_short(message.get('role'))}")
     if not (ask.max_tokens is None or (type(ask.max_tokens) is int and ask.max_tokens > 0)):
         raise ValueError(f"max_tokens is a positive integer or None, not {_short(ask.max_tokens)}")
-    if not isinstance(ask.stop, tuple | list) or not all(isinstance(s, str) and s for s in ask.stop):
+    if not isinstance(ask.stop, _SEQUENCES) or not all(isinstance(s, str) and s for s in ask.stop):
         raise ValueError(f"stop is a tuple of strings, not {_short(ask.stop)}")
     if not (ask.tools is None or (isinstance(ask.tools, list) and all(isinstance(t, dict) for t in ask.tools))):
         raise ValueError(f"tools is a list of schemas (dicts) or None, not {_short(ask.tools)}")
