@@ -30,7 +30,7 @@ MAX_PASSAGES = 20
 BACKENDS = ("bm25s", "rank_bm25")
 
 #: The rows found for each query, best first, and their scores; rows past the last one found are -1.
-Ranking = tuple[NDArray[np.int64], NDArray[np.float64]]
+Ranking = tuple[NDArray[np.int64], NDArray[np.floating]]
 
 
 class Retriever(ABC):
@@ -69,20 +69,12 @@ class LocalRetriever(Retriever):
         self.passages = passages
 
     @abstractmethod
-    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
+    def rank(self, queries: Sequence[Sequence[str]], k: int, threads: int = 1) -> Ranking:
         """The best `k` passages for each tokenised query: rows and scores, of shape (queries, k)."""
 
     def search_batch(self, queries: Sequence[str], k: int, threads: int = 1) -> list[list[Passage]]:
-        """See `Retriever.search_batch`. The queries are shared out between so many threads."""
-        if threads == 1 or len(queries) < 2 * threads:
-            return self._search(queries, k)
-        share = math.ceil(len(queries) / threads)
-        with ThreadPoolExecutor(threads) as pool:
-            shares = pool.map(lambda at: self._search(queries[at : at + share], k), range(0, len(queries), share))
-            return list(itertools.chain.from_iterable(shares))
-
-    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        rows, scores = self.rank([tokens(q) for q in queries], k)
+        """See `Retriever.search_batch`. So many threads share the queries."""
+        rows, scores = self.rank([tokens(q) for q in queries], k, threads)
         return [
             [self._scored(row, score) for row, score in zip(found, scored, strict=True) if row >= 0]
             for found, scored in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -116,21 +108,25 @@ class BM25Retriever(LocalRetriever):
         stored = StoredIndex(folder)
         return cls(stored.passages, stored.vocabulary(), stored.shards())
 
-    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
+    def rank(self, queries: Sequence[Sequence[str]], k: int, threads: int = 1) -> Ranking:
         """See `LocalRetriever.rank`."""
         known = self.vocabulary
         terms = [[known[word] for word in query if word in known] for query in queries]
-        starts = np.zeros(len(queries) + 1, np.int64)
-        np.cumsum([len(t) for t in terms], out=starts[1:])
-        flat = np.fromiter(itertools.chain.from_iterable(terms), np.int32, starts[-1])
-        found = [(s.first, *best(s.data, s.indices, s.indptr, s.passages, flat, starts, k)) for s in self.shards]
-        rows = np.concatenate(
-            [np.where(rows < 0, -1, rows + first) for first, rows, _ in found], axis=1, dtype=np.int64
-        )
-        scores = np.concatenate([scores for *_, scores in found], axis=1, dtype=np.float64)
-        if len(found) > 1:
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        flat = np.array(list(itertools.chain.from_iterable(terms)), np.int32)
+        starts = np.array(list(itertools.accumulate(map(len, terms), initial=0)), np.int64)
+        rows, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), np.float32)
+
+        def fill(at: int, end: int) -> None:
+            mine = flat, starts[at : end + 1], rows[at:end], scores[at:end]
+            for s in self.shards:  # in the corpus's order, which ties keep
+                best(s.data, s.indices, s.indptr, s.passages, s.first, *mine)
+
+        if threads == 1 or len(queries) < 2 * threads:
+            fill(0, len(queries))
+        else:
+            ends = np.linspace(0, len(queries), threads + 1).astype(int).tolist()
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(fill, ends[:-1], ends[1:]))
         return rows, scores
 
 
@@ -141,8 +137,8 @@ class ReferenceRetriever(LocalRetriever):
         super().__init__(passages)
         self._index = _LuceneOkapi([passage_tokens(p) for p in passages], k1=K1, b=B)
 
-    def rank(self, queries: Sequence[Sequence[str]], k: int) -> Ranking:
-        """See `LocalRetriever.rank`."""
+    def rank(self, queries: Sequence[Sequence[str]], k: int, threads: int = 1) -> Ranking:
+        """See `LocalRetriever.rank`; plain Python does not gain from threads, so it takes none."""
         rows, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k))
         for q, query in enumerate(queries):
             # Okapi has a factor of k1 + 1 that Lucene left out, since it changes no order

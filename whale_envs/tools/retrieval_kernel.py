@@ -15,28 +15,25 @@ import numpy as np
 
 
 def _best(
-    data: Any, indices: Any, indptr: Any, passages: int, terms: Any, starts: Any, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    queries = len(starts) - 1
-    rows = np.full((queries, k), -1, np.int32)
-    best = np.zeros((queries, k), np.float32)
+    data: Any, indices: Any, indptr: Any, passages: int, first: int, terms: Any, starts: Any, rows: Any, best: Any
+) -> None:
     scores = np.zeros(passages, np.float32)
-    for q in range(queries):
+    last = best.shape[1] - 1
+    for q in range(len(starts) - 1):
         for term in terms[starts[q] : starts[q + 1]]:
             for at in range(indptr[term], indptr[term + 1]):
                 scores[indices[at]] += data[at]
-        least = np.float32(0)
+        least = best[q, last]
         for row in range(passages):
             score = scores[row]
+            scores[row] = 0
             if score > least:  # an equal one does not displace an earlier row, so ties keep their order
-                at = k - 1
+                at = last
                 while at > 0 and best[q, at - 1] < score:
                     best[q, at], rows[q, at] = best[q, at - 1], rows[q, at - 1]
                     at -= 1
-                best[q, at], rows[q, at] = score, row
-                least = best[q, k - 1]
-        scores[:] = 0
-    return rows, best
+                best[q, at], rows[q, at] = score, first + row
+                least = best[q, last]
 
 
 def _postings(tokens: Any, lengths: Any, terms: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -71,11 +68,13 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(nogil=True)(function)
 
 
-#: best(data, indices, indptr, passages, terms, starts, k) -> (rows, scores), each of shape (queries, k).
+#: best(data, indices, indptr, passages, first, terms, starts, rows, best) keeps the best of what was found before and
+#: of a shard's passages, in place.
 #:
-#: `data`, `indices` and `indptr` are bm25s's matrix of scores by term (CSC); query q has the terms
-#: `terms[starts[q]:starts[q + 1]]`. A query's rows come best first, of equals the earlier one first; where fewer than
-#: k score more than 0, the rest are -1. The sums are in float32 in the query's order, as bm25s's are.
+#: `data`, `indices` and `indptr` are bm25s's matrix of scores by term (CSC) of `passages` passages from row `first` on;
+#: query q has the terms `terms[starts[q]:starts[q + 1]]`. `rows` and `best`, of shape (queries, k), hold each query's
+#: rows and scores, best first, of equals the earlier row first; to begin with, -1 and 0. Only scores above 0 are kept.
+#: The sums are in float32 in the query's order, as bm25s's are.
 best = _compiled(_best)
 
 #: postings(tokens, lengths, terms) -> (starts, rows, counts): the passages of each term and how often each has it.
