@@ -212,7 +212,7 @@ def test_a_corpus_in_a_tar_archive_named_jsonl_gz_is_read(tmp_path):
     assert len(read) == 2000 and (read[-1].title, read[-1].text) == ("Title 1999", "Text 1999")
 
 
-def prints(code):
+def prints(code, session):
     """In the sandbox's place: `print('...')` of a literal."""
     return ExecResult(code.removeprefix("print('").removesuffix("')") + "\n", "", "ok")
 

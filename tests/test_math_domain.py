@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_envs import HarnessEnv, Reply, load_domain
+from whale_envs import HarnessEnv, Reply, load_domain, load_harness
 from whale_envs.data.math_files import content_key
 from whale_envs.data.math_mini import GRAMMARS, MAX_DIGITS, SIZES, families, generate, mini_problems, mini_splits, owner
 from whale_envs.domains.math_code import MathCode
@@ -17,7 +17,7 @@ from whale_envs.harness.helpers import ExecResult
 from whale_envs.task import SPLITS
 
 
-def run_here(code):
+def run_here(code, session=None):
     """Programs of this file alone, without the sandbox."""
     printed = []
     try:
@@ -117,6 +117,37 @@ def test_a_program_that_loops_for_ever_is_stopped(monkeypatch):
     assert time.perf_counter() - start < 10
 
 
+KEEPS = """
+from whale_envs.harness import user
+
+def run(task, tools):
+    yield [user("anything")]
+    tools.python("x = 3", keep=True)
+    tools.python("x", keep=True)
+    tools.python("'x' in globals()")
+    return None
+"""
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_names_are_kept_between_the_programs_that_ask_for_it_and_not_after_the_episode(tmp_path, trusted):
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    env = HarnessEnv(MathCode(), harness=load_harness(tmp_path / "keeps.py", "math", trusted=trusted))
+    for _ in range(2):
+        env.reset(seed=1)
+        world = env._world
+        *_, info = env.step("")
+        assert [call.result.stdout for call in info["record"].tool_calls] == ["", "3\n", "False\n"]
+        assert world.tools["python"]("x", keep=True).status == "error"  # a process of its own
+        world.close()
+    env.close()
+
+
+def test_keep_is_true_or_false():
+    with pytest.raises(ToolUseError, match="keep=True or keep=False, not 1"):
+        MathCode().world(mini_splits().test[0]).tools["python"]("1", keep=1)
+
+
 def test_a_tool_call_without_a_string_is_a_misuse(domain):
     with pytest.raises(ToolUseError, match="not int"):
         domain.world(domain.splits.test[0]).tools["python"](3)
@@ -173,7 +204,7 @@ def test_strong_gives_the_last_answer_when_turns_run_out(domain):
 @given(replies=st.lists(st.text(st.sampled_from("<>/python\\boxed{}12 \n"), max_size=60), min_size=1, max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_no_reply_makes_a_shipped_harness_fail(domain, harness, replies):
-    quiet = MathCode(domain.splits, lambda code: ExecResult("", "", "timeout"))
+    quiet = MathCode(domain.splits, lambda code, session: ExecResult("", "", "timeout"))
     episode = play(quiet, harness, replies)
     assert episode.failure is None
 

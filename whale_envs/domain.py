@@ -36,6 +36,9 @@ class World(ABC):
     def solve(self) -> Any:
         """Play the gold solution through the tools and return its answer; the verdict on it must be 1."""
 
+    def close(self) -> None:  # noqa: B027  (most worlds hold nothing)
+        """Give back what the tools hold (a process, say): the episode has ended. May be called again."""
+
 
 class Domain(ABC):
     """A domain with its data loaded. Made once, shared by many envs."""

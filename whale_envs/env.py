@@ -95,6 +95,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def begin(self, task: Task, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Start an episode of `task`, dealt by the caller; `seed` is the harness's own. Returns what `reset` does."""
+        self._drop()
         self._world: World = self.domain.world(task)
         self._toolbox = Toolbox(self._world.tools)
         self.episode = Episode(
@@ -103,8 +104,6 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         self._open = True
         self._outcome: Ask | Answer | EpisodeError
         self._started = time.perf_counter()
-        if self._session is not None:
-            self._session.close()
         if self.harness.trusted:
             self._session = InProcessSession(self.harness, task.shown, self._toolbox, seed)
         else:
@@ -164,13 +163,17 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def close(self) -> None:
         """Drop the episode and end the env's own jail. May be called again."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        self._drop()
         self._open = False
         if self._own_jail and self._jail is not None:
             self._jail.close()
             self._jail = None
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._world.close()
+            self._session = None
 
     def _advance(self, reply: Reply | None) -> None:
         assert self._session is not None
@@ -199,7 +202,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
                 episode.verdict = Verdict(0.0, f"failed: {error.owner}", error.dollars)
         episode.behaviours = self._world.behaviours(episode)
         episode.seconds = time.perf_counter() - self._started
-        self._session.close()
+        self._drop()
         self._open = False
         if self.render_mode == "human":
             self.render()

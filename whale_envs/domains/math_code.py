@@ -1,7 +1,7 @@
 r"""Math with a code tool: problems with integer answers, scored by the strict verifier unless another is chosen.
 
-The world offers one tool, `python(code) -> ExecResult`. The answer is the string that the harness returns, by
-convention the content of the model's `\boxed{}`.
+The world offers one tool, `python(code, keep=False) -> ExecResult`. The answer is the string that the harness returns,
+by convention the content of the model's `\boxed{}`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ExecResult, boxed
+from whale_envs.sandbox import Session
 from whale_envs.task import Splits, Task
-from whale_envs.tools.python_tool import run_python
+from whale_envs.tools.python_tool import python_session, run_python
 from whale_envs.verifiers.choose import MathVerifier, math_verifier
 from whale_envs.verifiers.math_answer import integer
 
@@ -27,7 +28,8 @@ TIMEOUT, MEMORY_MB = 30.0, 1024
 #: The mini world's programs take milliseconds: one that takes longer loops for ever.
 MINI_TIMEOUT = 5.0
 
-RunCode = Callable[[str], ExecResult]
+#: Runs a program: in a session, or (None) on its own.
+RunCode = Callable[[str, Session | None], ExecResult]
 
 
 class MathWorld(World):
@@ -37,14 +39,27 @@ class MathWorld(World):
         self._task = task
         self._run_code = run_code
         self._verify = verify
+        self._kept: Session | None = None
         self.tools: dict[str, Callable[..., Any]] = {"python": self._python}
 
-    def _python(self, code: str) -> ExecResult:
-        """Run a program; what it prints is in the result's `stdout`, its traceback in `stderr`."""
+    def _python(self, code: str, keep: bool = False) -> ExecResult:
+        """Run a program; what it prints is in the result's `stdout`, its traceback in `stderr`.
+
+        On its own, or, with `keep`, where the episode's earlier programs with `keep` left their names and imports.
+        """
         if not isinstance(code, str):
             raise ToolUseError(f"python(code) takes a program as a string, not {type(code).__name__}")
+        if not isinstance(keep, bool):
+            raise ToolUseError(f"python(code, keep) takes keep=True or keep=False, not {keep!r:.80}")
+        if keep and self._kept is None:
+            self._kept = python_session()
         # its time is real, and a harness that showed it would play other episodes from the same seed
-        return replace(self._run_code(code), seconds=0.0)
+        return replace(self._run_code(code, self._kept if keep else None), seconds=0.0)
+
+    def close(self) -> None:
+        """See `World.close`: ends the process in which names were kept."""
+        if self._kept is not None:
+            self._kept.close()
 
     def verdict(self, answer: Any) -> Verdict:
         """The verifier's: by default 1 when `answer` is the gold integer (see `whale_envs.verifiers.math_answer`)."""
@@ -94,7 +109,9 @@ class MathCode(Domain):
             reader = ExpressionReader() if verifier == "math-verify" else None
             self.splits = load_splits(self.name, dataset, reader) if isinstance(dataset, str) else dataset
         timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
-        self._run_code = run_code or (lambda code: run_python(code, timeout=timeout, memory_mb=MEMORY_MB))
+        self._run_code = run_code or (
+            lambda code, session: run_python(code, timeout=timeout, memory_mb=MEMORY_MB, session=session)
+        )
 
     def world(self, task: Task) -> MathWorld:
         """See `Domain.world`."""

@@ -223,7 +223,7 @@ def world(problems: dict[str, Problem]) -> MathCode:
     """The math domain over these problems, without the sandbox."""
     tasks = [Task(key, {"question": p.question}, str(p.answer)) for key, p in problems.items()]
     everything = TaskSet(tasks, "demonstrations")
-    return MathCode(Splits(everything, everything, everything), evaluate)
+    return MathCode(Splits(everything, everything, everything), lambda code, session: evaluate(code))
 
 
 def play(env: HarnessEnv, task: str, expert: Expert) -> list[Message]:
