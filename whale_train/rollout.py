@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
 
 from whale_envs import Domain, Episode, Harness, HarnessEnv, Task
-from whale_envs.episode import Failure
+from whale_envs.episode import Failure, Reply
 from whale_envs.harness.helpers import Ask
 from whale_envs.harness.jail import Jail
 from whale_train.policies.base import Policy, PolicyError, Request
@@ -14,6 +17,12 @@ from whale_train.policies.base import Policy, PolicyError, Request
 #: Episodes that are in flight at once: with the bundled models, twice as many are no faster and hold half as much
 #: memory again, half as many are a fifth slower.
 CONCURRENT = 128
+#: Trusted episodes that are moved on at once, since the tools that they call wait for other processes: a sandboxed
+#: program, a retriever. Jailed ones take turns: how many of them hang in a row decides when the harness is given up.
+THREADS = 16
+
+Key = tuple[str, int]
+Live = tuple[Key, HarnessEnv, Ask]
 
 
 def episode_seed(seed: int, task_id: str, repeat: int) -> int:
@@ -41,56 +50,68 @@ def rollout(
     own = None if harness.trusted or jail else Jail(harness)
     jail = jail or own
     todo = [(task, repeat) for task in tasks for repeat in range(repeats)]
-    done: dict[tuple[str, int], Episode] = {}
+    done: dict[Key, Episode] = {}
+    threads = ThreadPoolExecutor(THREADS)
+    each: Callable[..., Iterator[Any]] = threads.map if harness.trusted else map
     try:
         waiting = iter(todo)
-        live: list[tuple[tuple[str, int], HarnessEnv, Ask]] = []
+        live: list[Live] = []
+
+        def start(item: tuple[Task, int]) -> tuple[Key, HarnessEnv, Ask | None]:
+            task, repeat = item
+            env = HarnessEnv(domain, harness=harness, split=split, jail=jail)
+            _, info = env.reset(seed=episode_seed(seed, task.id, repeat), options={"task": task.id})
+            return (task.id, repeat), env, info["ask"]
+
         while True:
-            live += _start(waiting, CONCURRENT - len(live), domain, harness, split, seed, jail, done)
+            live += _fill(each, start, waiting, CONCURRENT - len(live), done)
             if not live:
                 break
             replies = policy.generate([_request(env, ask) for _, env, ask in live])
-            still: list[tuple[tuple[str, int], HarnessEnv, Ask]] = []
-            for (key, env, _), reply in zip(live, replies, strict=True):
-                if isinstance(reply, PolicyError):
-                    env.fail(Failure("policy", str(reply)))
-                else:
-                    _, _, _, _, info = env.step(reply)
-                if env.done:
+            asks = each(_step, [env for _, env, _ in live], replies)
+            still: list[Live] = []
+            for (key, env, _), ask in zip(live, asks, strict=True):
+                if ask is None:
                     done[key] = _finished(env, policy)
                 else:
-                    still.append((key, env, info["ask"]))
+                    still.append((key, env, ask))
             progress(len(live) - len(still))
             live = still
     finally:
+        threads.shutdown(cancel_futures=True)
         if own is not None:
             own.close()
     return [done[task.id, repeat] for task, repeat in todo]
 
 
-def _start(
-    waiting: Iterable[tuple[Task, int]],
+def _fill(
+    each: Callable[..., Iterator[Any]],
+    start: Callable[[tuple[Task, int]], tuple[Key, HarnessEnv, Ask | None]],
+    waiting: Iterator[tuple[Task, int]],
     room: int,
-    domain: Domain,
-    harness: Harness,
-    split: str,
-    seed: int,
-    jail: Jail | None,
-    done: dict[tuple[str, int], Episode],
-) -> list[tuple[tuple[str, int], HarnessEnv, Ask]]:
+    done: dict[Key, Episode],
+) -> list[Live]:
     """Start up to `room` episodes; those that end before their first ask go straight to `done`."""
-    started: list[tuple[tuple[str, int], HarnessEnv, Ask]] = []
-    while len(started) < room and (item := next(iter(waiting), None)) is not None:
-        task, repeat = item
-        env = HarnessEnv(domain, harness=harness, split=split, jail=jail)
-        _, info = env.reset(seed=episode_seed(seed, task.id, repeat), options={"task": task.id})
-        if info["ask"] is None:
-            env.step("")
-            assert env.episode is not None
-            done[task.id, repeat] = env.episode
-        else:
-            started.append(((task.id, repeat), env, info["ask"]))
+    started: list[Live] = []
+    while items := list(islice(waiting, room - len(started))):
+        for key, env, ask in each(start, items):
+            if ask is None:
+                env.step("")
+                assert env.episode is not None
+                done[key] = env.episode
+            else:
+                started.append((key, env, ask))
     return started
+
+
+def _step(env: HarnessEnv, reply: Reply | PolicyError) -> Ask | None:
+    """Give an episode its reply; its next ask, or None at its end."""
+    if isinstance(reply, PolicyError):
+        env.fail(Failure("policy", str(reply)))
+        return None
+    _, _, _, _, info = env.step(reply)
+    ask: Ask | None = info["ask"]
+    return ask
 
 
 def _request(env: HarnessEnv, ask: Ask) -> Request:

@@ -1,0 +1,55 @@
+"""Trusted episodes wait for their tools side by side, and are the same episodes as one after the other."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from whale_envs import load_domain, load_harness
+from whale_envs.domains.math_code import MathCode
+from whale_envs.harness.helpers import ExecResult
+from whale_train import rollout as module
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.rollout import rollout
+
+
+def _script(request):
+    """Runs a program, then answers what it printed or something else."""
+    rng = random.Random(request.seed)
+    last = request.ask.messages[-1]["content"]
+    if len(request.ask.messages) < 3:
+        return f"<python>print({rng.randrange(100)} ** 2)</python>"
+    return f"\\boxed{{{rng.choice([last.strip(), '7'])}}}"
+
+
+def _play(domain, tasks=12):
+    policy, harness = ScriptedPolicy(_script), load_harness("h0", "math")
+    return rollout(policy, domain, harness, domain.splits.weight[:tasks], "weight", seed=3, repeats=2)
+
+
+def test_the_episodes_are_those_of_one_thread(monkeypatch):
+    domain = load_domain("math")
+    together = _play(domain)
+    monkeypatch.setattr(module, "THREADS", 1)
+    assert _play(domain) == together
+    assert {call.result.status for e in together for call in e.tool_calls} == {"ok"}
+
+
+def test_tools_are_called_side_by_side():
+    meet = threading.Barrier(8, timeout=60)
+
+    def run_code(code, session):
+        meet.wait()
+        return ExecResult("1\n", "", "ok")
+
+    assert len(_play(MathCode(run_code=run_code), tasks=4)) == 8
+
+
+def test_a_bug_in_a_tool_is_not_swallowed():
+    def run_code(code, session):
+        raise ZeroDivisionError("a bug of ours")
+
+    with pytest.raises(ZeroDivisionError):
+        _play(MathCode(run_code=run_code))
