@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -197,6 +198,7 @@ def _end(pidfd: int, owner: int) -> None:
     os.close(pidfd)
 
 
+@functools.cache
 def _paths() -> list[tuple[str, str]]:
     roots = {sys.prefix: "/python", sys.base_prefix: "/python", str(_PACKAGE): "/whale_envs"}
     return sorted(((path, name) for path, name in roots.items() if path != "/usr"), key=lambda p: -len(p[0]))

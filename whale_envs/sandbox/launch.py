@@ -35,8 +35,8 @@ class ZygoteProcess:
     def __init__(self, preload: Sequence[str], packages: Sequence[str], huge_pages: bool, prepare: str) -> None:
         found = isolation.require()
         self.unsafe = not found.seccomp
-        config = {"preload": preload, "packages": packages, "prepare": prepare}
-        config |= {"own_user": found.own_user, "seccomp": found.seccomp.hex()}
+        ours = {"own_user": found.own_user, "seccomp": found.seccomp.hex()}
+        config = {"preload": preload, "packages": packages, "prepare": prepare, **ours}
         command = isolation.command(_ZYGOTE, json.dumps(config))
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.pidfd_open(os.getpid())

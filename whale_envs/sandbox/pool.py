@@ -10,8 +10,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,7 +53,8 @@ class Pool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(self._workers)
+        #: Held while a job or a cell runs.
+        self.slots = threading.Semaphore(self._workers)
         self._zygote: ZygoteProcess | None = None
 
     def run(self, source: str, timeout: float, memory_mb: int) -> ExecResult:
@@ -62,14 +62,8 @@ class Pool:
 
         Raises `UserError` where this machine offers no isolation, `SandboxError` when the sandbox does not work.
         """
-        with self.slot():
+        with self.slots:
             return self.using(lambda zygote: _job(zygote, source, timeout, memory_mb))
-
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Wait for one of the `workers` turns, and hold it."""
-        with self._slots:
-            yield
 
     def using(self, function: Callable[[ZygoteProcess], T]) -> T:
         """Call `function` with a running zygote, twice if the first one was killed from outside meanwhile."""

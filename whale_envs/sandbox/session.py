@@ -52,7 +52,7 @@ class Session:
 
         Raises `UserError` where this machine offers no isolation, `SandboxError` when the sandbox does not work.
         """
-        with self._pool.slot():
+        with self._pool.slots:
             try:
                 if self._running is None:
                     self._owner = os.getpid()
