@@ -18,6 +18,7 @@ from whale_envs.data.corpus import contents, from_contents, read_corpus
 from whale_envs.data.search_world import SearchWorld
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import Passage
+from whale_envs.tools import retrieval_kernel
 from whale_envs.tools.retrieval import BM25Retriever, ReferenceRetriever, open_retriever
 from whale_envs.tools.retrieval_build import build_index
 from whale_envs.tools.retrieval_tokens import passage_tokens, tokens
@@ -129,6 +130,18 @@ def test_a_process_that_has_searched_can_be_forked_and_the_child_searches():
     if child == 0:
         os._exit(0 if retriever.search_batch(["y5 x"] * 20, 3, threads=2) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_where_no_folder_can_keep_what_is_compiled_each_process_compiles(monkeypatch):
+    njit = numba.njit
+
+    def without_a_folder(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available for file")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", without_a_folder)
+    assert retrieval_kernel._compiled(lambda x: x + 1)(1) == 2
 
 
 @pytest.mark.parametrize("query, k", [("x", 0), ("x", 21), ("x", True), ("x", "2"), (None, 1)])

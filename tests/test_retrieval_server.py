@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -145,6 +146,22 @@ def test_many_at_once_get_their_own_answers(url, local):
         found = list(pool.map(lambda q: remote.search(q, 1 + len(q) % 5), questions))
     assert found == [local.search(q, 1 + len(q) % 5) for q in questions]
     assert remote.search_batch(questions, 3) == local.search_batch(questions, 3)
+
+
+def test_forked_processes_do_not_read_each_others_answers(url, local):
+    remote = RemoteRetriever(url)
+    titles = [p.title for p in local.passages[:60]]
+    children = []
+    for child in range(3):
+        if (pid := os.fork()) == 0:
+            wrong = 1
+            try:
+                wrong = sum(remote.search_batch([t], 2)[0] != local.search(t, 2) for t in titles[child::3])
+            finally:
+                os._exit(wrong)
+        children.append(pid)
+    assert [remote.search(t, 3) for t in titles] == [local.search(t, 3) for t in titles]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
 
 
 class Slow(BM25Retriever):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +47,8 @@ class RemoteRetriever(Retriever):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url.rstrip("/").removesuffix("/retrieve") + "/retrieve"
-        self._http = httpx2.Client(timeout=TIMEOUT, trust_env=False)
+        self._clients: dict[int, httpx2.Client] = {}  # by process: a forked one must not read its parent's connections
+        weakref.finalize(self, _close, self._clients)
         self._decoder = msgspec.json.Decoder(_Answer, strict=False)
         try:
             self.search_batch(["hello"], 1)
@@ -63,12 +66,14 @@ class RemoteRetriever(Retriever):
         ]
 
     def _ask(self, body: dict[str, Any]) -> _Answer:
+        if (process := os.getpid()) not in self._clients:
+            self._clients[process] = httpx2.Client(timeout=TIMEOUT, trust_env=False)
         said = ""
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(WAIT * 2 ** (attempt - 1))
             try:
-                response = self._http.post(self.url, json=body)
+                response = self._clients[process].post(self.url, json=body)
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 said = f"cannot reach {self.url}: {error or type(error).__name__}"
                 continue
@@ -81,3 +86,8 @@ class RemoteRetriever(Retriever):
             if response.status_code < 500 and response.status_code != 429:
                 break  # asking the same again will not help
         raise EpisodeError("tool", " ".join(said.split()))
+
+
+def _close(clients: dict[int, httpx2.Client]) -> None:
+    if (process := os.getpid()) in clients:
+        clients[process].close()
