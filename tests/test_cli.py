@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from policy_models import tiny_model, tiny_tokenizer
 
+from whale_envs import sandbox
 from whale_train import cli, commands
 from whale_train.policies.scripted import ScriptedPolicy
 
@@ -167,6 +168,7 @@ def test_same_command_says_the_same_and_plays_nothing_again(
     assert len(scripted.requests) == asked
     assert json.loads(Path("run/result.json").read_bytes()) == result
     assert result["mean@2"] == 0 and result["tasks"] == 3 and result["failures"] == {}
+    assert result["tier"] == json.loads(Path("run/run.json").read_bytes())["tier"] == sandbox.tier()
 
 
 def test_another_configuration_in_the_same_folder_is_refused(
