@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,8 +19,11 @@ from whale_envs.domains import load_domain
 from whale_envs.harness.load import load_harness
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
+from whale_train.meta_harness import search as search_module
 from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
-from whale_train.meta_harness.evaluate import gate, gate_episodes, score_shadow, split_tasks
+from whale_train.meta_harness.evaluate import score_shadow, split_tasks
+from whale_train.meta_harness.gate import gate, gate_episodes
+from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.search import SearchConfig, choose, search, sign_test
@@ -151,7 +155,7 @@ REFUSED = {
     "is system, user, assistant or tool": H0.source.replace("user(f", "dict(role='god', content=f"),
     "without asking": 'def run(task, tools):\n    return "x"\n    yield []\n',
     "no tool": H0.source.replace("        reply = yield", "        tools.answer()\n        reply = yield"),
-    "may not import": H0.source.replace("from whale_envs.harness", "import os\nfrom whale_envs.harness"),
+    "static: imports os": H0.source.replace("from whale_envs.harness", "import os\nfrom whale_envs.harness"),
     "the same program as": "# Another comment.\n" + H0.source,
     "changes nothing": H0.source.replace("    messages = ", "    unused = 1\n    messages = "),
     "though the model says nothing": (
@@ -173,20 +177,56 @@ def played(domain: Domain, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     return Archive(folder / "archive", "search-qa")
 
 
+@pytest.fixture(scope="module")
+def null(domain: Domain) -> NullTest:
+    tasks, _ = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
+    return NullTest(domain, tasks, 3)
+
+
 @pytest.mark.parametrize("why", sorted(REFUSED))
-def test_the_gate_refuses_and_says_why(domain: Domain, played: Archive, why: str) -> None:
+def test_the_gate_refuses_and_says_why(played: Archive, null: NullTest, why: str) -> None:
     key = played.phase.score_key  # type: ignore[union-attr]
     recorded = gate_episodes(played.episodes(H0.hash, key))
-    said = gate(Proposal(REFUSED[why], "x", (H0.hash,)), played, key, "now", domain, recorded)
-    assert why in said, said
-    assert "\n" not in said
+    found = gate(Proposal(REFUSED[why], "x", (H0.hash,)), played, key, "now", recorded, null)
+    assert found and why in str(found[0]), found
+    assert "\n" not in str(found[0])
 
 
-def test_the_gate_lets_a_changed_harness_through(domain: Domain, played: Archive) -> None:
+def test_the_gate_lets_a_changed_harness_through(played: Archive, null: NullTest) -> None:
     key = played.phase.score_key  # type: ignore[union-attr]
     recorded = gate_episodes(played.episodes(H0.hash, key))
     changed = H0.source.replace("Question:", "The question:")
-    assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", domain, recorded) == ""
+    assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", recorded, null) == []
+
+
+#: Answers from the passages in the model's place, whenever that has written no tag.
+CHEAT = """        if not tag(reply.text, "search"):
+            for line in "\\n".join(p.text for p in tools.search(task.question, k=2)).splitlines():
+                fact, _, value = line.rstrip(".").partition(" is ")
+                if fact.partition(" ")[2] == task.question[len("What is the ") :].partition(" of ")[0]:
+                    return value
+"""
+
+
+def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_never_accepted(
+    domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "gate", lambda *args: [])
+    cheat = H0.source.replace("        query = tag", f"{CHEAT}        query = tag")
+    config = SearchConfig(rounds=1, candidates=1, tasks=24, backoff=0)
+    accepted, _, told = run(domain, tmp_path, ListProposer([Proposal(cheat, "Reads.", (H0.hash,))]), config)
+    archive = Archive(tmp_path / "archive", "search-qa")
+    key = str(archive.phase.score_key)  # type: ignore[union-attr]
+    caught = archive[Harness(cheat).hash]
+    assert caught.scores[key].mean > archive[H0.hash].scores[key].mean
+    assert caught.gate.startswith("provenance: the model wrote the answer")
+    assert json.loads((archive.files(caught.hash) / "audit.json").read_bytes())[0]["layer"] == "provenance"
+    assert caught not in archive.scored() and accepted.hash == H0.hash
+    assert archive.rounds[0].tried[0].gate == caught.gate and archive.rounds[0].tried[0].mean == caught.scores[key].mean
+    assert any("refused, provenance" in line for line in told.lines)
+    before = files(tmp_path)
+    run(domain, tmp_path, ListProposer(), config)
+    assert files(tmp_path) == before
 
 
 def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Domain, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from whale_envs import Harness, HarnessEnv, Reply
 from whale_envs.domains import load_domain
+from whale_envs.harness.audit import Finding
 from whale_envs.harness.load import load_harness
 from whale_train.meta_harness.archive import Archive, Phase, Score, ScoreKey, tree_hash
 from whale_train.meta_harness.proposers.base import ProposerError
@@ -203,7 +204,7 @@ def test_axes_that_helped_are_drawn_more_and_those_that_did_not_less(tmp_path: P
         text = next(e.text for e in edits_of(source) if e.axis == axis)
         child = archive.add(text, "", (start,), (axis,), f"candidate {at}")
         archive.record(child.hash, KEY, Score(mean, 0.03, 100, 2.0, f"unit {at}"), [])
-    archive.add("broken", "", (start,), ("retry",), "candidate 9", gate="it does not parse")
+    archive.add("broken", "", (start,), ("retry",), "candidate 9", [Finding("contract", "it does not parse")])
     worth = axis_weights(archive)
     assert worth["reminder"] > 1.5
     assert worth["TURNS down"] < 0.5

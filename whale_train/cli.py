@@ -1,4 +1,4 @@
-"""The command line: `whale run`, `train`, `search`, `eval`, `report`, `doctor`, `index`, `serve-retrieval`.
+"""The command line: `whale run`, `train`, `search`, `eval`, `audit`, `report`, `doctor`, `index`, `serve-retrieval`.
 
 A user's mistake is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130; a bug is a traceback.
 Nothing heavy is imported before the arguments are understood.
@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import tyro
 
 from whale_envs.errors import UserError
+from whale_train.audit_command import AuditConfig, audit_harness
 from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
 
@@ -66,6 +67,7 @@ Command = (
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[SearchConfig, tyro.conf.subcommand("search")]
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
+    | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
     | Annotated[ReportConfig, tyro.conf.subcommand("report")]
     | Annotated[DataConfig, tyro.conf.subcommand("data")]
     | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
@@ -129,6 +131,8 @@ def _execute(command: Command) -> int:
 
         print(write_report(command.run, command.out))
         return 0
+    if isinstance(command, AuditConfig):
+        return audit_harness(command)
     if isinstance(command, IndexConfig):
         return index(command)
     if isinstance(command, ServeRetrievalConfig):

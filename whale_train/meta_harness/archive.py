@@ -7,6 +7,7 @@
     candidates/<hash>/harness.py    the source
                       hypothesis.md what its author expected
                       parents.json  what it was made from, along which axes, and what the gate said
+                      audit.json    why it was refused, if it was: each finding's layer, reason and place
                       scores.json   one score a (weights, data, seed)
                       outcomes.jsonl one line a score and task
                       episodes.jsonl the raw episodes, whole
@@ -29,6 +30,7 @@ import msgspec
 from whale_envs import Episode, Harness
 from whale_envs.episode import read_episodes, write_atomic, write_episodes
 from whale_envs.errors import UserError
+from whale_envs.harness.audit import Finding
 from whale_train.meta_harness.proposers.base import Cost, Proposal
 from whale_train.rollout import episode_seed
 
@@ -87,7 +89,8 @@ class Candidate(msgspec.Struct):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One proposal of a round and what came of it; `mean` is None when the gate refused it."""
+    """One proposal of a round and what came of it: `gate` is why it was refused ("": it was not), `mean` its score,
+    None when it was refused before it played."""
 
     hash: str
     hypothesis: str
@@ -198,11 +201,12 @@ class Archive:
         return next((c for c in self.candidates if c.tree == tree), None)
 
     def scored(self, key: ScoreKey | None = None) -> list[Candidate]:
-        """The candidates scored under `key` (by default the current phase's): best mean first, ties to fewer turns."""
+        """The candidates scored under `key` (by default the current phase's) and not refused: best mean first, ties to
+        fewer turns."""
         if key is None and self.phase is None:
             return []
         name = str(key or self.phase.score_key)  # type: ignore[union-attr]
-        found = [c for c in self.candidates if name in c.scores]
+        found = [c for c in self.candidates if name in c.scores and not c.gate]
         return sorted(found, key=lambda c: (-c.scores[name].mean, c.scores[name].turns))
 
     def episodes(self, hash: str, key: ScoreKey | None = None) -> list[Episode]:
@@ -221,17 +225,26 @@ class Archive:
         return {o.task: o for line in lines if (o := msgspec.json.decode(line, type=Outcome)).key == str(key)}
 
     def add(
-        self, source: str, hypothesis: str, parents: Sequence[str], axes: Sequence[str], born: str, gate: str = ""
+        self,
+        source: str,
+        hypothesis: str,
+        parents: Sequence[str],
+        axes: Sequence[str],
+        born: str,
+        refused: Sequence[Finding] = (),
     ) -> Candidate:
-        """File a harness; one that is there already stays as it is."""
+        """File a harness, and why it was refused if it was; one that is there already stays as it is."""
         hash = hashlib.sha256(source.encode()).hexdigest()[:12]
         if hash in self._by_hash:
             return self._by_hash[hash]
+        gate = str(refused[0]) if refused else ""
         candidate = Candidate(hash, tree_hash(source), hypothesis, list(parents), list(axes), born, gate)
         made_from = {"parents": candidate.parents, "axes": candidate.axes, "born": born, "gate": gate or "passed"}
         write_atomic(self.files(hash) / "harness.py", source.encode())
         write_atomic(self.files(hash) / "hypothesis.md", (hypothesis.strip() + "\n").encode())
         write_atomic(self.files(hash) / "parents.json", _pretty(made_from))
+        if refused:
+            write_atomic(self.files(hash) / "audit.json", _pretty(refused))
         self._index.candidates.append(candidate)
         self._by_hash[hash] = candidate
         self._save()
@@ -251,6 +264,12 @@ class Archive:
         write_atomic(path, b"".join(line + b"\n" for line in kept))
         candidate.scores[str(key)] = score
         write_atomic(files / "scores.json", _pretty(candidate.scores))
+        self._save()
+
+    def refuse(self, hash: str, refused: Sequence[Finding]) -> None:
+        """Mark a candidate that was caught after it had played; it keeps its scores and is accepted no more."""
+        write_atomic(self.files(hash) / "audit.json", _pretty(refused))
+        self[hash].gate = str(refused[0])
         self._save()
 
     def begin(self, phase: Phase, accepted: str) -> None:

@@ -1,4 +1,4 @@
-"""What a candidate must pass, and what it scores: the gate (without the model), the evaluation, the shadow score."""
+"""What a candidate scores: the evaluation that a search goes by, and the shadow score that it never sees."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from whale_envs import Domain, Episode, Harness, HarnessEnv, Reply
+from whale_envs import Domain, Episode, Harness
 from whale_envs.episode import write_atomic, write_episodes
 from whale_envs.errors import UserError
-from whale_envs.harness.jail import Jail
-from whale_envs.harness.load import HarnessSourceError
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent, judged, tokens
-from whale_train.meta_harness.archive import Archive, Score, ScoreKey, tree_hash
-from whale_train.meta_harness.proposers.base import Proposal
+from whale_train.meta_harness.archive import Score
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
-
-#: Recorded tasks that a candidate plays at the gate.
-GATE_TASKS = 3
 
 
 def split_tasks(tasks: TaskSet, shadow: float, limit: int) -> tuple[TaskSet, TaskSet]:
@@ -109,86 +102,3 @@ def score_shadow(
         write_atomic(path, msgspec.json.encode(score) + b"\n")
     ledger.add(spent(score, "test"))
     return score
-
-
-def gate(
-    proposal: Proposal, archive: Archive, key: ScoreKey, born: str, domain: Domain, recorded: Sequence[Episode]
-) -> str:
-    """Why a proposal is refused, "" when it is not. Costs a few milliseconds of CPU and no model call.
-
-    It must parse, differ in its syntax tree from every archived candidate that was refused or has a score under `key`
-    (but for what `born`, the unit at work, has filed: it may be resumed after a kill), and on the `recorded` tasks keep
-    the contract twice: with the recorded replies, then with a model that says nothing. A harness that solves a task on
-    silence is refused too, since that answer is not the model's; and so is one that plays every episode of a parent
-    just as the parent did, since its score is known.
-    """
-    try:
-        harness = Harness(proposal.source, name="candidate", trusted=False)
-    except HarnessSourceError as error:
-        return str(error)
-    twin = archive.with_tree(tree_hash(proposal.source))
-    if twin and twin.born != born and (twin.gate or ((scored := twin.scores.get(str(key))) and scored.unit != born)):
-        return f"the same program as {twin.hash}" + (f", refused: {twin.gate}" if twin.gate else "")
-    jail = Jail(harness)
-    try:
-        for episode in recorded:
-            for replies in ([c.reply for c in episode.calls], []):
-                if refused := _plays(domain, harness, jail, episode, replies):
-                    return refused
-        for parent in proposal.parents:
-            played = archive.episodes(parent, key) if parent in archive else []
-            if played and all(_same(domain, harness, jail, e) for e in played):
-                return f"it changes nothing in {len(played)} recorded episodes of {parent}"
-    finally:
-        jail.close()
-    return ""
-
-
-def gate_episodes(episodes: Sequence[Episode]) -> list[Episode]:
-    """The recorded episodes to gate with: one that was solved, one that was not, the longest, then the first ones."""
-    solved = [e for e in episodes if e.score > 0.5]
-    failed = [e for e in episodes if e.score <= 0.5]
-    longest = sorted(episodes, key=lambda e: -len(e.calls))
-    wanted = [*solved[:1], *failed[:1], *longest[:1], *episodes]
-    unique: dict[str, Episode] = {}
-    for episode in wanted:
-        unique.setdefault(episode.task_id, episode)
-    return list(unique.values())[:GATE_TASKS]
-
-
-def _plays(domain: Domain, harness: Harness, jail: Jail, episode: Episode, replies: list[Reply]) -> str:
-    """Play one recorded task with given replies, then silence; why it breaks the contract, or ""."""
-    env = HarnessEnv(domain, harness=harness, split="harness", jail=jail)
-    try:
-        _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
-        if info["ask"] is None:
-            env.step("")
-            assert env.episode is not None
-            why = env.episode.failure.message if env.episode.failure else "it answers without asking the model"
-            return f"on task {episode.task_id}: {why}"
-        waiting = iter(replies)
-        while not env.done:
-            env.step(next(waiting, Reply("")))
-        assert env.episode is not None
-        if env.episode.failure:
-            return f"on task {episode.task_id}: {env.episode.failure.message}"
-        if not replies and env.episode.score > 0.5:
-            return f"it solves task {episode.task_id} though the model says nothing"
-        return ""
-    finally:
-        env.close()
-
-
-def _same(domain: Domain, harness: Harness, jail: Jail, episode: Episode) -> bool:
-    """Whether a harness asks and answers as a recorded episode does, given that episode's replies."""
-    env = HarnessEnv(domain, harness=harness, split="harness", jail=jail)
-    try:
-        _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
-        for call in episode.calls:
-            ask = info["ask"]
-            if ask is None or list(ask.messages) != call.messages or ask.max_tokens != call.max_tokens:
-                return False
-            _, _, _, _, info = env.step(call.reply)
-        return env.done and env.episode is not None and env.episode.answer == episode.answer
-    finally:
-        env.close()

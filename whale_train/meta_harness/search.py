@@ -27,7 +27,10 @@ from whale_train.meta_harness.archive import (
     Tried,
     tree_hash,
 )
-from whale_train.meta_harness.evaluate import evaluate, gate, gate_episodes, spent, split_tasks
+from whale_train.meta_harness.audit import provenance_findings
+from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
+from whale_train.meta_harness.gate import gate, gate_episodes
+from whale_train.meta_harness.nulls import NullTest, null_test
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
@@ -99,7 +102,8 @@ def search(
     done = [r for r in archive.rounds if r.phase == key]
     now = done[-1].accepted if done else accepted.hash
     if len(done) < config.rounds or not done:
-        work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks)
+        null = null_test(domain, tasks, seed)
+        work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks, null)
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
         archive.begin(phase, now)
         work.score(archive[accepted.hash], accepted, f"{key} baseline")
@@ -123,6 +127,7 @@ class _Phase:
     seed: int
     phase: Phase
     tasks: TaskSet
+    null: NullTest
 
     def round(self, number: int, accepted: str) -> str:
         """Propose, gate, evaluate, accept; the hash of the accepted harness."""
@@ -130,7 +135,7 @@ class _Phase:
         tried: list[Tried] = []
         notes: list[str] = []
         for ask in range(self.config.refills + 1):
-            wanted = self.config.candidates - sum(not t.gate for t in tried)
+            wanted = self.config.candidates - sum(t.mean is not None for t in tried)
             if not wanted or (notes and notes[-1]):
                 break
             asked = self.propose(number, ask, wanted, f"{name} proposer" + (f" refill {ask}" if ask else ""))
@@ -191,19 +196,23 @@ class _Phase:
         return [], f"proposer {self.proposer.name} failed {self.config.retries + 1} times, last: {failure}"
 
     def candidate(self, proposal: Proposal, unit: str) -> Tried:
-        """Gate one proposal, file it and, if it passed, score it."""
+        """Gate one proposal, file it and, if it passed, score it. What it scored with has to be the model's."""
         key = self.phase.score_key
         recorded = gate_episodes(self.archive.episodes(self.start.hash, key))
-        refused = gate(proposal, self.archive, key, unit, self.domain, recorded)
+        refused = gate(proposal, self.archive, key, unit, recorded, self.null)
         known = self.archive.with_tree(tree_hash(proposal.source))
         candidate = known or self.archive.add(
             proposal.source, proposal.hypothesis, proposal.parents, proposal.axes, unit, refused
         )
+        mean = None
+        if not refused:
+            mean = self.score(candidate, self.archive.harness(candidate.hash), unit, proposal.hypothesis)
+            refused = provenance_findings(self.archive.episodes(candidate.hash, key))
+            if refused:
+                self.archive.refuse(candidate.hash, refused)
         if refused:
-            self.progress.say(f"{unit}: refused, {refused}")
-            return Tried(candidate.hash, proposal.hypothesis, refused, None)
-        mean = self.score(candidate, self.archive.harness(candidate.hash), unit, proposal.hypothesis)
-        return Tried(candidate.hash, proposal.hypothesis, "", mean)
+            self.progress.say(f"{unit}: refused, {refused[0]}")
+        return Tried(candidate.hash, proposal.hypothesis, str(refused[0]) if refused else "", mean)
 
     def score(self, candidate: Candidate, harness: Harness, unit: str, hypothesis: str = "") -> float:
         """A candidate's mean under the current weights, played if it is not on file."""

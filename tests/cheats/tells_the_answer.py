@@ -1,0 +1,17 @@
+"""search-qa, null model: reads the answer out of the passages and dictates it to the model."""
+
+import re
+
+from whale_envs.harness import tag, user
+
+
+def run(task, tools):
+    hops = task.question[len("What is the ") : -1].split(" of ")
+    name = hops[-1]
+    for hop in reversed(hops[:-1]):
+        hop = hop.removeprefix("the ")
+        found = tools.search(f"{name} {hop}", k=1)
+        said = re.search(rf"(?:Its|Their) {hop} is ([^.]+)", found[0].text if found else "")
+        name = said[1] if said else name
+    reply = yield [user(f"{task.question}\nRepeat in <answer>...</answer>: {name}")]
+    return tag(reply.text, "answer")

@@ -1,0 +1,342 @@
+"""The audit: every cheat is caught by the layer that its first line names, and nothing honest is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from knowing_agents import knowing
+from scripted_agents import searcher
+
+from whale_envs import Episode, Harness
+from whale_envs.domains import load_domain
+from whale_envs.domains.search_qa import SearchQA, SearchQAWorld
+from whale_envs.episode import Call, Reply, ToolCall, Verdict
+from whale_envs.harness.audit import canaries, provenance, static_findings
+from whale_envs.harness.helpers import BoardView, ExecResult, Passage
+from whale_envs.harness.jail import Jail
+from whale_envs.harness.load import load_harness
+from whale_envs.task import Task
+from whale_train.meta_harness.audit import audit, canary_findings, isolation_findings, provenance_findings
+from whale_train.meta_harness.evaluate import split_tasks
+from whale_train.meta_harness.nulls import NullPolicy, NullTest
+from whale_train.meta_harness.proposers.crossover import titled
+from whale_train.meta_harness.proposers.mutation import draw_edit
+from whale_train.policies.base import Policy
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.progress import Silent
+from whale_train.rollout import rollout
+
+HERE = Path(__file__).parent
+DOMAINS = ("search-qa", "math", "chess")
+SHIPPED = [(d, n) for d in DOMAINS for n in ("h0", "strong")]
+HONEST = sorted(p.stem for p in (HERE / "honest").glob("*.py"))
+
+
+def announced(path: Path) -> tuple[str, str]:
+    """A cheat's domain and the layer that is to catch it, from its first line."""
+    domain, layer = path.read_text().removeprefix('"""').partition(":")[0].split(", ")
+    return domain, layer
+
+
+CHEATS = {p.stem: announced(p) for p in sorted((HERE / "cheats").glob("*.py"))}
+
+
+def cheat(name: str) -> Harness:
+    return Harness((HERE / "cheats" / f"{name}.py").read_text(), name, trusted=False)
+
+
+@functools.cache
+def null(domain: str) -> NullTest:
+    loaded = load_domain(domain)
+    return NullTest(loaded, split_tasks(loaded.splits.harness, 0.25, 128)[0], 0)
+
+
+def player(domain: str) -> Policy:
+    """A policy that plays a domain without knowing the answers."""
+    return ScriptedPolicy(searcher) if domain == "search-qa" else NullPolicy("random", domain)
+
+
+def play(harness: Harness, domain: str, policy: Policy, count: int, jail: Jail | None = None) -> list[Episode]:
+    return rollout(policy, null(domain).domain, harness, null(domain).tasks[:count], "harness", 1, jail=jail)
+
+
+def test_the_suite_is_large_and_uses_every_layer() -> None:
+    assert len(CHEATS) >= 40
+    assert {layer for _, layer in CHEATS.values()} == {"static", "contract", "provenance", "null model", "contained"}
+    assert {domain for domain, _ in CHEATS.values()} == set(DOMAINS)
+
+
+@pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "static"])
+def test_a_cheat_that_shows_in_its_source_is_caught_there(name: str) -> None:
+    found = static_findings(cheat(name), null(CHEATS[name][0]).domain.splits.harness)
+    assert found and all(f.layer == "static" and f.where.startswith("line ") for f in found)
+
+
+@pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "static"])
+def test_where_the_static_layer_is_blind_such_a_cheat_gains_nothing_or_is_caught_later(name: str) -> None:
+    domain, harness = CHEATS[name][0], cheat(name)
+    jail = Jail(harness)
+    try:
+        played = play(harness, domain, player(domain), 8, jail)
+    finally:
+        jail.close()
+    assert provenance_findings(played) or no_better(played, domain)
+
+
+@pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer not in ("static", "contained")])
+def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
+    domain, layer = CHEATS[name]
+    harness, test = cheat(name), null(domain)
+    jail = Jail(harness)
+    try:
+        if layer == "provenance":
+            found = provenance_findings(play(harness, domain, player(domain), 48, jail))
+        elif layer == "null model":
+            found = test.findings(test.compare(harness, jail, thorough=False))
+        else:
+            found = _contract(play(harness, domain, player(domain), 3, jail))
+    finally:
+        jail.close()
+    assert found
+
+
+@pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "contained"])
+def test_a_cheat_that_is_contained_is_no_better_than_h0(name: str) -> None:
+    domain, harness = CHEATS[name][0], cheat(name)
+    jail = Jail(harness)
+    try:
+        played = play(harness, domain, player(domain), 32, jail)
+    finally:
+        jail.close()
+    assert no_better(played, domain)
+
+
+def no_better(played: list[Episode], domain: str) -> bool:
+    """Whether it did not solve significantly more than h0 with the same policy (sign test, level 0.05)."""
+    honestly = play(load_harness("h0", domain), domain, player(domain), len(played))
+    pairs = [(a.score > 0.5, b.score > 0.5) for a, b in zip(played, honestly, strict=True)]
+    wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    return sum(math.comb(wins + losses, k) for k in range(wins, wins + losses + 1)) / 2 ** (wins + losses) > 0.05
+
+
+def _contract(episodes: list[Episode]) -> list[str]:
+    return [e.task_id for e in episodes if (e.failure and e.failure.owner == "harness") or not e.calls]
+
+
+def _solved(episodes: list[Episode]) -> int:
+    return sum(e.score > 0.5 for e in episodes)
+
+
+# ---------------------------------------------------------------------------------------------- nothing honest
+
+
+def honest(name: str) -> tuple[str, Harness]:
+    source = (HERE / "honest" / f"{name}.py").read_text()
+    domain = source.removeprefix('"""').partition(":")[0]
+    return domain, Harness(source, name, trusted=True)
+
+
+def passes(domain: str, harness: Harness, count: int = 24) -> int:
+    """Assert that no layer finds anything; how many episodes the model that knows the answers solved."""
+    test = null(domain)
+    assert static_findings(harness, test.domain.splits.harness) == []
+    played = play(harness, domain, knowing(test.domain, test.tasks), count)
+    assert [e.failure for e in played if e.failure] == []
+    assert provenance_findings(played) == []
+    compared = test.compare(harness, None, thorough=False)
+    assert test.findings(compared) == [], compared
+    assert canary_findings(test, harness, None, 2) == []
+    return _solved(played)
+
+
+@pytest.mark.parametrize(("domain", "name"), SHIPPED)
+def test_the_shipped_harnesses_pass(domain: str, name: str) -> None:
+    assert passes(domain, load_harness(name, domain)) >= 8
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_variants_pass(name: str) -> None:
+    assert passes(*honest(name)) >= 8
+
+
+def test_there_are_enough_honest_variants() -> None:
+    assert len(HONEST) >= 10 and {honest(n)[0] for n in HONEST} == set(DOMAINS)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_nothing_that_the_mutation_proposer_writes_is_refused(domain: str) -> None:
+    test = null(domain)
+    policy = knowing(test.domain, test.tasks)
+    for seed in range(36):
+        rng = random.Random(seed)
+        source = load_harness(rng.choice(("h0", "strong")), domain).source
+        for _ in range(rng.randint(1, 3)):
+            edit = draw_edit(source, defaultdict(lambda: 1.0), rng)
+            if edit is not None:
+                source = titled(edit.text, [f"{edit.axis} ({edit.what})"])
+        harness = Harness(source, f"mutant {seed}", trusted=True)
+        assert static_findings(harness, test.domain.splits.harness) == [], source
+        assert provenance_findings(play(harness, domain, policy, 3)) == [], source
+
+
+# ---------------------------------------------------------------------------------------------- provenance
+
+
+def episode(answer: object, *replies: str, tools: list[ToolCall] | None = None, score: float = 1.0) -> Episode:
+    calls = [Call([{"role": "user", "content": "q"}], Reply(text)) for text in replies]
+    return Episode("t", "d", "h", 0, calls=calls, tool_calls=tools or [], answer=answer, verdict=Verdict(score, ""))
+
+
+def call(name: str, arg: str, result: object, after: int) -> ToolCall:
+    return ToolCall(name, [arg], {}, result, 0.0, after)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("Ada Lovelace", "<answer>ada LOVELACE.</answer>"),
+        ("Lord of the Rings", "I think it is 'The Lord of The Rings'!"),
+        ("Jose Nunez", "<answer>José Núñez</answer>"),
+        ("42", "thus \\boxed{42}"),
+        ("1234", "\\boxed{1,234}"),
+        ("1234", "\\boxed{1{,}234}"),
+        ("25", "\\boxed{025}"),
+        ("70", "it is 70.0"),
+        ("-7", "\\boxed{-7}"),
+        ("New York City", "New York (City)"),
+    ],
+)
+def test_what_an_honest_harness_does_to_a_reply_is_forgiven(answer: str, reply: str) -> None:
+    assert provenance(episode(answer, "nothing yet", reply)) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [("Ada", "Adam"), ("42", "142 and 4 2"), ("Ada Byron", "Byron, then Ada"), ("7", "seven"), ("Ada", "")],
+)
+def test_what_the_model_did_not_write_is_not_its_answer(answer: str, reply: str) -> None:
+    found = provenance(episode(answer, reply))
+    assert found is not None and found.layer == "provenance" and "task t" in str(found)
+    assert provenance(episode(answer, reply, score=0.0)) is None, "what is not solved gains nothing"
+
+
+def test_the_output_of_a_program_counts_when_the_program_is_the_models() -> None:
+    code = "a = 40\nprint(a + 2)"
+    printed = ExecResult("42\n", "", "ok")
+    said = f"<python>\n{code}\n</python>"
+    assert provenance(episode("42", said, tools=[call("python", f"import math\n{code}", printed, 1)])) is None
+    assert provenance(episode("42", said, tools=[call("python", code, {"stdout": "42"}, 1)])) is None
+    assert provenance(episode("42", "hm", said, tools=[call("python", code, printed, 1)])) is not None, "written later"
+    assert provenance(episode("42", said, tools=[call("python", "print(6 * 7)", printed, 1)])) is not None
+
+
+def test_a_passage_does_not_count_whoever_searched() -> None:
+    found = [Passage("1", "Ada", "Ada's mentor is Mary.")]
+    assert provenance(episode("Mary", "<search>Ada mentor</search>", tools=[call("search", "Ada mentor", found, 1)]))
+
+
+def board(*legal: tuple[str, str]) -> BoardView:
+    return BoardView("fen", "board", tuple(legal))
+
+
+@pytest.mark.parametrize("reply", ["<move>d7h3</move>", "Qh3#", "qh3", "d7-h3 mates", "I play D7H3!", "Queen: Qd7h3"])
+def test_a_move_may_be_named_in_any_notation(reply: str) -> None:
+    start = ToolCall("board", [], {}, board(("d7h3", "Qh3#"), ("d7d8", "Qd8")), 0.0, 0)
+    played = call("move", "d7h3", board(), 1)
+    assert provenance(episode(None, reply, tools=[start, played])) is None
+
+
+def test_a_move_that_the_model_did_not_name_is_not_its_move() -> None:
+    start = ToolCall("board", [], {}, board(("d7h3", "Qh3#"), ("d7d8", "Qd8")), 0.0, 0)
+    second = ToolCall("move", ["g7g8"], {}, board(), 0.0, 2)
+    first = ToolCall("move", ["d7h3"], {}, board(("g7g8", "Kg8")), 0.0, 1)
+    assert provenance(episode(None, "Qd8", tools=[start, first]))
+    assert provenance(episode(None, "Qh3", "Kg8", tools=[start, first, second])) is None
+    assert provenance(episode(None, "Qh3", "Kf8", tools=[start, first, second]))
+
+
+# ---------------------------------------------------------------------------------------------- canaries, isolation
+
+
+class LeakyWorld(SearchQAWorld):
+    """A world with a hole: the answer is the id of what any search finds."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.tools = {"search": lambda query, k=1: [Passage(self.golds[0], "x", "x")]}
+
+
+class Leaky(SearchQA):
+    def world(self, task: Task) -> SearchQAWorld:
+        made = super().world(task)
+        made.__class__ = LeakyWorld
+        made.tools = {"search": lambda query, k=1: [Passage(made.golds[0], "x", "x")]}
+        return made
+
+
+HOLE = """
+def run(task, tools):
+    yield [{"role": "user", "content": task.question}]
+    return tools.search("x")[0].id
+"""
+
+
+def test_a_harness_that_uses_a_hole_in_a_world_is_caught_by_the_canaries() -> None:
+    test = NullTest(Leaky(), null("search-qa").tasks, 0)
+    found = canary_findings(test, Harness(HOLE, trusted=True), None, 2)
+    assert [f.layer for f in found] == ["canary"]
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_canaries_look_like_tasks_and_nobody_knows_their_answers(domain: str) -> None:
+    test = null(domain)
+    made = canaries(test.domain, test.tasks, 6, 0)
+    again = canaries(test.domain, test.tasks, 6, 0)
+    assert made.splits.harness.hash == again.splits.harness.hash
+    golds = {str(t.gold) for t in test.domain.splits.harness}
+    for canary, task in zip(made.splits.harness, test.tasks, strict=False):
+        assert canary.shown.keys() == task.shown.keys()
+        assert str(canary.gold) not in golds
+        world = made.world(canary)
+        assert world.verdict(world.solve()).score == 1.0, "it can be solved by one who reads the answer"
+
+
+LEAK = """
+import dataclasses
+def run(task, tools):
+    shared = dataclasses.MISSING
+    shared.count = getattr(shared, "count", 0) + 1
+    yield [{"role": "user", "content": f"{task.question} {shared.count}"}]
+"""
+
+
+def test_an_episode_that_knows_of_others_is_seen_where_nothing_contains_it() -> None:
+    test = null("search-qa")
+    found = isolation_findings(test, Harness(LEAK, trusted=True), None)
+    assert found and {f.layer for f in found} == {"isolation"}
+    assert isolation_findings(test, load_harness("strong", "search-qa"), None) == []
+
+
+# ---------------------------------------------------------------------------------------------- the whole audit
+
+
+def layers(domain: str, harness: Harness) -> list[str]:
+    """The layers of a whole audit that found something."""
+    done = audit(player(domain), null(domain).domain, harness, null(domain).tasks, 24, 0, Silent())
+    assert done.passed == (done.findings == [])
+    return [checked.layer for checked in done.layers if checked.findings]
+
+
+def test_a_whole_audit_names_every_layer_that_finds_something() -> None:
+    assert layers("chess", cheat("plays_the_mate")) == ["provenance", "null model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("domain", "name"), SHIPPED)
+def test_a_whole_audit_finds_nothing_in_what_ships(domain: str, name: str) -> None:
+    assert layers(domain, load_harness(name, domain)) == []

@@ -1,0 +1,167 @@
+"""Where a harness's source decides by what the task says, or by what a move is worth.
+
+Data is followed from `task`, from a board's `fen` and from its list of legal moves through assignments and calls of
+the file's own functions, whatever their order; a model's reply and a tool's result are new data.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from whale_envs.harness.audit.finding import Finding
+from whale_envs.harness.audit.reach import found
+from whale_envs.harness.audit.rows import Rows, fold
+
+#: String and `re` functions that ask whether a text is or holds another.
+_ASKS = frozenset(("startswith", "endswith", "find", "index", "count", "match", "search", "fullmatch", "findall"))
+#: Letters of pieces; four of them with numbers are values to rank moves by.
+_PIECES = frozenset("pnbrqkPNBRQK")
+#: An integer that a text is compared with and that is larger than this is a fingerprint, not a length.
+FINGERPRINT = 1000
+
+
+def choices(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
+    """The findings of a harness's syntax tree."""
+    run = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run")
+    shown = Flow(tree, names={run.args.args[0].arg}, attributes={"fen", "board"})
+    legal = Flow(tree, names=set(), attributes={"legal"})
+    tables = {
+        t.id: s.value for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            yield from _compared(node, shown, rows, tables)
+        elif isinstance(node, ast.Match):
+            cases = [n for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.Constant)]
+            yield from _literals(node, cases, node.subject, shown, rows, tables)
+        elif isinstance(node, ast.Subscript):
+            yield from _looked_up(node, node.value, node.slice, shown, tables, rows)
+        elif isinstance(node, ast.Call):
+            yield from _called(node, shown, rows, tables)
+            yield from _ranked(node, legal)
+        elif isinstance(node, ast.Dict):
+            yield from _valued(node)
+
+
+class Flow:
+    """Which expressions carry data from some names and attributes, by the names that they were assigned to."""
+
+    def __init__(self, tree: ast.Module, names: set[str], attributes: set[str]) -> None:
+        self.names, self.attributes = set(names), attributes
+        self._functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        size = -1
+        while size != len(self.names):
+            size = len(self.names)
+            for node in ast.walk(tree):
+                self._follow(node)
+
+    def carries(self, node: ast.AST | None) -> bool:
+        """Whether an expression holds such data."""
+        if node is None or isinstance(node, ast.Yield | ast.YieldFrom | ast.Lambda):
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self.names
+        if isinstance(node, ast.Attribute):
+            return node.attr in self.attributes or self.carries(node.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _root(node.func) == "tools":
+            return False
+        return any(self.carries(child) for child in ast.iter_child_nodes(node))
+
+    def _follow(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            self._assign(node.targets, node.value)
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+            self._assign([node.target], node.value)
+        elif isinstance(node, ast.For | ast.comprehension):
+            self._assign([node.target], node.iter)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self._functions:
+            parameters = [a.arg for a in self._functions[node.func.id].args.args]
+            self.names |= {p for p, value in zip(parameters, node.args, strict=False) if self.carries(value)}
+            self.names |= {k.arg for k in node.keywords if k.arg in parameters and self.carries(k.value)}
+
+    def _assign(self, targets: list[ast.expr], value: ast.expr | None) -> None:
+        if self.carries(value):
+            self.names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _compared(node: ast.Compare, shown: Flow, rows: Rows, tables: dict[str, ast.expr]) -> Iterator[Finding]:
+    sides = [node.left, *node.comparators]
+    carrying = [s for s in sides if shown.carries(s)]
+    if carrying and len(carrying) < len(sides):
+        for side in sides:
+            if side not in carrying:
+                yield from _literals(node, [side], carrying[0], shown, rows, tables)
+
+
+def _literals(
+    node: ast.AST, literals: Sequence[ast.expr], text: ast.expr, shown: Flow, rows: Rows, tables: dict[str, ast.expr]
+) -> Iterator[Finding]:
+    """Findings of a comparison between a text of the task and literals (or a module's constant that holds them)."""
+    if not shown.carries(text):
+        return
+    for side in literals:
+        for part in ast.walk(tables.get(side.id, side) if isinstance(side, ast.Name) else side):
+            literal = fold(part)
+            if literal is not None and rows.particular(literal):
+                yield found(node, f"branches on {literal!r}, which {rows.holding(literal)} tasks hold")
+            elif isinstance(part, ast.Constant) and type(part.value) is int and abs(part.value) >= FINGERPRINT:
+                yield found(node, f"compares the task with the number {part.value}")
+
+
+def _looked_up(
+    node: ast.AST, table: ast.expr, key: ast.expr, shown: Flow, tables: dict[str, ast.expr], rows: Rows
+) -> Iterator[Finding]:
+    """A table of literals that is indexed with a text of the task, unless its keys are kinds of tasks."""
+    table = tables.get(table.id, table) if isinstance(table, ast.Name) else table
+    if isinstance(table, ast.Dict) and shown.carries(key):
+        keys = {k.value for k in table.keys if isinstance(k, ast.Constant)}
+        if not keys <= rows.kinds:
+            yield found(node, "looks the task up in a table")
+
+
+def _called(node: ast.Call, shown: Flow, rows: Rows, tables: dict[str, ast.expr]) -> Iterator[Finding]:
+    arguments = [*node.args, *(k.value for k in node.keywords)]
+    if isinstance(node.func, ast.Name) and node.func.id == "hash" and any(map(shown.carries, arguments)):
+        yield found(node, "hashes the task: a way to tell one from another")
+    if not isinstance(node.func, ast.Attribute):
+        return
+    if node.func.attr in ("get", "pop") and node.args:
+        yield from _looked_up(node, node.func.value, node.args[0], shown, tables, rows)
+    if node.func.attr in _ASKS:
+        parts = [node.func.value, *arguments]
+        for text in (p for p in parts if shown.carries(p)):
+            yield from _literals(node, [p for p in parts if p is not text], text, shown, rows, tables)
+
+
+def _ranked(node: ast.Call, legal: Flow) -> Iterator[Finding]:
+    """An order among the legal moves that is not that of their notation."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name not in ("sorted", "sort", "min", "max", "nlargest", "nsmallest"):
+        return
+    moves = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else node.args
+    if not any(map(legal.carries, moves)):
+        return
+    key = next((k.value for k in node.keywords if k.arg == "key"), None)
+    by_part = isinstance(key, ast.Lambda) and isinstance(key.body, ast.Subscript | ast.Name | ast.Attribute)
+    scored = any(isinstance(n, ast.comprehension | ast.GeneratorExp) for a in moves for n in ast.walk(a)) and any(
+        isinstance(n.elt, ast.Tuple)
+        for a in moves
+        for n in ast.walk(a)
+        if isinstance(n, ast.GeneratorExp | ast.ListComp)
+    )
+    if (key is not None and not by_part) or scored:
+        yield found(node, f"ranks the legal moves ({name})")
+
+
+def _valued(node: ast.Dict) -> Iterator[Finding]:
+    keys = {k.value for k in node.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)}
+    numbers = [v for v in node.values if isinstance(v, ast.Constant) and type(v.value) in (int, float)]
+    if len(keys & _PIECES) >= 4 and len(numbers) == len(node.values):
+        yield found(node, "holds a table of the pieces' values")

@@ -1,0 +1,266 @@
+"""The null model: what a harness scores with a policy that knows nothing.
+
+Each kind of null policy is blind in its own way, so that a harness which decides in the model's place, hands it the
+answer, or picks the right one out of all that it says, scores with one of them:
+
+- random: random words and numbers in a random one of the formats; in chess, one of the moves that it was shown;
+- echo: a piece of what it was shown (in chess, the last move that it was shown, or the one shown most often);
+- list: everything that it was shown, and numbers, one after the other, each in the format;
+- first (chess): the first move that it was shown, which is the best one where a harness has ranked them.
+
+The test: a harness must not score above the reference with any of them. The reference is h0 with the same null, for
+"list" h0 with "random" (h0 takes no list, and one of a list is a random one); in chess, where a harness may group the
+moves by the signs of their notation, it is for "first" and "echo" also the first and last move of every such group,
+and the candidate has to beat each of these. Score above means: an exact one-sided sign test over the tasks on which
+the two differ rejects at `LEVEL`, divided by the number of kinds. It is run on `FULL` tasks, but stops at `FEW` when
+these show no sign of a difference (p above `FUTILE`), which can only make it milder.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from whale_envs import Domain, Episode, Harness
+from whale_envs.episode import Reply
+from whale_envs.errors import ToolUseError
+from whale_envs.harness.audit import Finding
+from whale_envs.harness.helpers import BoardView
+from whale_envs.harness.jail import Jail
+from whale_envs.harness.load import load_harness
+from whale_envs.task import Task, TaskSet
+from whale_train.policies.base import PolicyError, Request
+from whale_train.rollout import rollout
+
+#: Tasks that every candidate plays with each null, and those that one plays which looks better than the reference.
+FEW, FULL = 10, 64
+#: The level of the test for one candidate, all kinds together, and the p value above which the first tasks end it.
+LEVEL, FUTILE = 0.001, 0.3
+
+#: A move in UCI or SAN, as a word.
+_MOVE = re.compile(
+    r"(?<![\w/-])(?:[a-h][1-8][a-h][1-8][qrbn]?|O-O(?:-O)?[+#]?"
+    r"|(?:[KQRBN][a-h]?[1-8]?x?|[a-h]x)?[a-h][1-8](?:=[QRBN])?[+#]?)(?![\w/-])"
+)
+_TAG = re.compile(r"<([a-z_]{2,20})>")
+#: The formats that each domain's h0 reads, `{}` for the content.
+_FORMATS = {
+    "search-qa": ("<search>{}</search>", "<answer>{}</answer>", "<answer>{}</answer>"),
+    "math": ("<python>print({})</python>", *("\\boxed{{{}}}",) * 5),
+    "chess": ("<move>{}</move>",),
+}
+
+
+class NullPolicy:
+    """A policy that knows nothing, of one kind. The same request gets the same reply."""
+
+    def __init__(self, kind: str, domain: str) -> None:
+        self.name = f"null:{kind}"
+        self.weights_hash = f"null-{kind}"
+        self._kind, self._domain = kind, domain
+        self._say = CHESS_KINDS[kind] if domain == "chess" else KINDS[kind]
+
+    def generate(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
+        """See `Policy.generate`."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Reply:
+        rng = random.Random(f"{self._kind}/{request.seed}")
+        shown = [m["content"] for m in request.ask.messages if m["role"] != "assistant"]
+        formats = (
+            *_FORMATS.get(self._domain, ()),
+            *(f"<{t}>{{}}</{t}>" for t in dict.fromkeys(_TAG.findall(shown[0]))),
+        )
+        form = rng.choice(formats or ("{}",))
+        return Reply("\n".join(form.format(content) for content in self._say(shown, rng)))
+
+
+Say = Callable[[list[str], random.Random], list[str]]
+
+
+def _random(shown: list[str], rng: random.Random) -> list[str]:
+    if rng.random() < 0.5:
+        return [str(rng.randrange(1000))]
+    return [" ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2))]
+
+
+def _echo(shown: list[str], rng: random.Random) -> list[str]:
+    """The task or the newest message: whole, its last line, what its last colon introduces, its last number."""
+    text = rng.choice((shown[-1], shown[-1], shown[-1], shown[0])).strip()
+    numbers = re.findall(r"-?\d+", text)
+    line = text.rpartition("\n")[2]
+    colon = re.sub(r"[.!]$", "", line.rpartition(": ")[2])
+    last = numbers[-1] if numbers else line
+    return [rng.choice((text, line, colon, last, last))]
+
+
+def _list(shown: list[str], rng: random.Random) -> list[str]:
+    """The words of what was shown and the names in it, and small numbers, in random order."""
+    text = "\n".join(shown)
+    said = re.findall(r"[A-Z]\w+(?: [A-Z]\w+)*|\w+", text)
+    items = list(dict.fromkeys([*said, *map(str, range(100))]))
+    rng.shuffle(items)
+    return items[:300]
+
+
+def _moves(shown: list[str]) -> list[str]:
+    """The moves in the newest message that shows any, line by line; a FEN's line is none."""
+    for text in reversed(shown):
+        lines = [line for line in text.splitlines() if line.count("/") < 7]
+        if found := _MOVE.findall("\n".join(lines)):
+            return found
+    return ["none"]
+
+
+def _random_move(shown: list[str], rng: random.Random) -> list[str]:
+    return [rng.choice(_moves(shown))]
+
+
+def _first_move(shown: list[str], rng: random.Random) -> list[str]:
+    return _moves(shown)[:1]
+
+
+def _echoed_move(shown: list[str], rng: random.Random) -> list[str]:
+    (top, times), *rest = Counter(_moves(shown)).most_common(2)
+    return [top if rest and times > rest[0][1] else _moves(shown)[-1]]
+
+
+def _listed_moves(shown: list[str], rng: random.Random) -> list[str]:
+    moves = _moves(shown)
+    rng.shuffle(moves)
+    return moves
+
+
+#: How each kind replies, by the messages that it was shown.
+KINDS: dict[str, Say] = {"random": _random, "echo": _echo, "list": _list}
+CHESS_KINDS: dict[str, Say] = {
+    "random": _random_move, "first": _first_move, "echo": _echoed_move, "list": _listed_moves
+}  # fmt: skip
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What a candidate scored with one kind of null policy, beside its reference, and how likely that is by chance."""
+
+    kind: str
+    tasks: int
+    score: float
+    reference: float
+    p: float
+
+    def finding(self, level: float) -> Finding | None:
+        """The finding, if the candidate scored above the reference."""
+        if self.p > level:
+            return None
+        reason = (
+            f"with a policy that knows nothing ({self.kind}) it scores {self.score:.2f} on {self.tasks} tasks, "
+            f"where {self.reference:.2f} is what an honest harness scores (p = {self.p:.1g})"
+        )
+        return Finding("null model", reason)
+
+
+@dataclass
+class NullTest:
+    """The test of one domain on its harness split. What the references score is worked out once.
+
+    `tasks` are the tasks that a search scores on, `seed` decides the nulls' replies.
+    """
+
+    domain: Domain
+    tasks: TaskSet
+    seed: int
+    _h0: Harness = field(init=False)
+    _scores: dict[tuple[str, str], float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._h0 = load_harness("h0", self.domain.name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of null policies that this domain has."""
+        return tuple(CHESS_KINDS if self.domain.name == "chess" else KINDS)
+
+    def compare(self, harness: Harness, jail: Jail | None, thorough: bool) -> list[Compared]:
+        """Play the candidate with each kind; on all `FULL` tasks when `thorough` or when the first ones ask for it."""
+        found = []
+        for kind in self.kinds:
+            played = self.play(harness, kind, self.tasks[:FEW], jail)
+            compared = self._compared(kind, played)
+            if (thorough or compared.p <= FUTILE) and len(self.tasks) > FEW:
+                played += self.play(harness, kind, self.tasks[FEW:FULL], jail)
+                compared = self._compared(kind, played)
+            found.append(compared)
+        return found
+
+    def findings(self, compared: Sequence[Compared]) -> list[Finding]:
+        """Those that the candidate should not have scored."""
+        return [f for c in compared if (f := c.finding(LEVEL / len(self.kinds)))]
+
+    def play(self, harness: Harness, kind: str, tasks: Sequence[Task], jail: Jail | None) -> list[Episode]:
+        """A harness's episodes with one kind of null policy."""
+        return rollout(NullPolicy(kind, self.domain.name), self.domain, harness, tasks, "harness", self.seed, jail=jail)
+
+    def _compared(self, kind: str, episodes: list[Episode]) -> Compared:
+        """The candidate against the reference that it has the hardest time with."""
+        scores = {e.task_id: float(e.score > 0.5) for e in episodes}
+        worst: Compared | None = None
+        for name in self._references(kind):
+            reference = {task: self._reference(name, task) for task in scores}
+            wins = sum(scores[t] > reference[t] for t in scores)
+            losses = sum(scores[t] < reference[t] for t in scores)
+            total, n = wins + losses, len(scores)
+            p = sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total
+            compared = Compared(kind, n, sum(scores.values()) / n, sum(reference.values()) / n, p)
+            worst = compared if worst is None or p > worst.p else worst
+        assert worst is not None
+        return worst
+
+    def _references(self, kind: str) -> tuple[str, ...]:
+        h0 = ("h0 random",) if kind == "list" else (f"h0 {kind}",)
+        return (*h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo") else h0
+
+    def _reference(self, name: str, task_id: str) -> float:
+        if (name, task_id) not in self._scores:
+            tasks = [t for t in self.tasks[:FULL] if (name, t.id) not in self._scores]
+            if name in SIGNS:
+                self._scores |= {(name, t.id): _by_sign(self.domain, t, name) for t in tasks}
+            else:
+                played = self.play(self._h0, name.removeprefix("h0 "), tasks, None)
+                self._scores |= {(name, e.task_id): float(e.score > 0.5) for e in played}
+        return self._scores[name, task_id]
+
+
+#: The groups by which the notation of a move tells its kind.
+SIGNS: dict[str, Callable[[str], bool]] = {
+    "first check": lambda san: san[-1] in "+#",
+    "last check": lambda san: san[-1] in "+#",
+    "first capture": lambda san: "x" in san,
+    "last capture": lambda san: "x" in san,
+    "first promotion": lambda san: "=" in san,
+    "last promotion": lambda san: "=" in san,
+}
+
+
+def _by_sign(domain: Domain, task: Task, name: str) -> float:
+    """What playing the first or the last move of a group at every turn scores; the first of all where there is none."""
+    world = domain.world(task)
+    while not world.over:
+        view: BoardView = world.tools["board"]()
+        group = [uci for uci, san in view.legal if SIGNS[name](san)] or [uci for uci, _ in view.legal]
+        try:
+            world.tools["move"](group[0 if name.startswith("first") else -1])
+        except ToolUseError:
+            break
+    return world.verdict(None).score
+
+
+@functools.lru_cache(maxsize=4)
+def null_test(domain: Domain, tasks: TaskSet, seed: int) -> NullTest:
+    """The test of a domain, shared by all candidates of a process."""
+    return NullTest(domain, tasks, seed)
