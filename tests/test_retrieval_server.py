@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -187,8 +188,11 @@ def test_what_arrives_during_a_search_is_one_batch_and_what_is_too_much_is_503(s
             return http.post(f"{url}/retrieve", json={"queries": ["x"] * queries}, timeout=30).status_code
 
         def until_queued(count: int) -> None:
-            while http.get(f"{url}/health").json()["queued"] < count:
-                pass
+            for _ in range(3000):
+                if http.get(f"{url}/health").json()["queued"] >= count:
+                    return
+                time.sleep(0.01)
+            raise AssertionError(f"{count} queries never waited")
 
         first = pool.submit(ask, 1)
         until_queued(1)
@@ -328,9 +332,8 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
 
 
 def test_a_port_that_is_taken_is_one_line():
-    with bound("127.0.0.1", 0) as taken:
-        taken.listen()
-        with pytest.raises(UserError, match=r"cannot listen on 127.0.0.1:.*give another --host or --port"):
-            bound("127.0.0.1", taken.getsockname()[1])
+    said = r"cannot listen on 127.0.0.1:.*give another --host or --port"
+    with bound("127.0.0.1", 0) as taken, pytest.raises(UserError, match=said):
+        bound("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(UserError, match=r"cannot listen on no.such.host.invalid"):
         bound("no.such.host.invalid", 0)

@@ -93,7 +93,10 @@ def _claimed(out: Path, plan: Plan) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; give another folder") from None
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}; give another --out, or for the index of a plain corpus "
+            "file set WHALE_CACHE to a folder that can be written"
+        ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         written = out / "plan.json"

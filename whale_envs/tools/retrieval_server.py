@@ -36,6 +36,8 @@ from whale_envs.tools.retrieval import LocalRetriever
 
 #: Most passages for one query, queries in one request, characters in one query, and bytes in one request.
 MAX_TOPK, MAX_QUERIES, MAX_CHARS, MAX_BODY = 1000, 1024, 10_000, 8 << 20
+#: Connections that wait to be accepted.
+BACKLOG = 1024
 #: Passages for a query that does not say how many, as Search-R1's server and rLLM's have it.
 TOPK, TOP_K = 3, 10
 
@@ -197,6 +199,7 @@ def bound(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)  # from now on, whoever connects waits until the server answers
     except OSError as error:
         if listening is not None:
             listening.close()
