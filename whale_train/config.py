@@ -108,7 +108,7 @@ class WeightOptions(ArmOptions):
     """How weights are trained. The defaults suit the bundled models; the paper's are 256 prompts, minibatches of 64
     and a learning rate of 1e-7 to 1e-6."""
 
-    epochs: float = 0.25
+    epochs: float = 0.2
     """Epochs over the weight tasks in each weight phase."""
     prompts: int = 64
     """Tasks sampled in each RSFT step."""
@@ -169,8 +169,6 @@ class RunConfig(WeightOptions, SearchOptions):
     kind: ClassVar[str] = "run"
     arms: ClassVar[tuple[str, ...]] = ("whale", "weights-only", "harness-only")
 
-    rounds: int = 2
-    """Rounds in each harness phase."""
     cycles: int = 3
     """How often a weight phase and a harness phase follow each other."""
 
