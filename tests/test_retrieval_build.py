@@ -142,6 +142,10 @@ def test_folders_that_are_something_else_are_refused(corpus, tmp_path, monkeypat
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds other files \(notes.txt\)"):
         build_index(corpus, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "plan.json").write_text('{"of": "something else"}')
+    with pytest.raises(UserError, match=r"holds other files \(plan.json\)"):
+        build_index(corpus, tmp_path / "other")
     with pytest.raises(UserError, match="is no index: expected a folder that whale index build has written"):
         BM25Retriever.open(tmp_path)
     with pytest.raises(UserError, match="cannot write to"):

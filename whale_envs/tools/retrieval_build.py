@@ -101,7 +101,10 @@ def _claimed(out: Path, plan: Plan) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         written = out / "plan.json"
         if written.exists():
-            other = msgspec.json.decode(written.read_bytes(), type=Plan)
+            try:
+                other = msgspec.json.decode(written.read_bytes(), type=Plan)
+            except msgspec.DecodeError:
+                raise UserError(f"{out} holds other files (plan.json): give another --out") from None
             if other != plan:
                 raise UserError(
                     f"{out} holds the index of {other.corpus} as it was, or with other options: remove the folder, "
