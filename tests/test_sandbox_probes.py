@@ -123,8 +123,8 @@ def test_odd(name):
 
 def test_thread_bomb(place):
     result = place[0](
-        "import threading, time\nthreading.stack_size(65536)\nn = 0\ntry:\n"
-        "  while True:\n    threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); n += 1\n"
+        "import _thread, time\n_thread.stack_size(65536)\nn = 0\ntry:\n"
+        "  while True:\n    _thread.start_new_thread(time.sleep, (9,)); n += 1\n"
         "except RuntimeError: print(n)",
         memory_mb=64,
     )
