@@ -169,7 +169,7 @@ class RunConfig(WeightOptions, SearchOptions):
     kind: ClassVar[str] = "run"
     arms: ClassVar[tuple[str, ...]] = ("whale", "weights-only", "harness-only")
 
-    cycles: int = 3
+    cycles: int = 2
     """How often a weight phase and a harness phase follow each other."""
 
     def __post_init__(self) -> None:

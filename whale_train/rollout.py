@@ -14,9 +14,9 @@ from whale_envs.harness.helpers import Ask
 from whale_envs.harness.jail import Jail
 from whale_train.policies.base import Policy, PolicyError, Request
 
-#: Episodes that are in flight at once: with the bundled models, twice as many are no faster and hold half as much
-#: memory again, half as many are a fifth slower.
-CONCURRENT = 128
+#: Episodes that are in flight at once: with the bundled models, more are hardly faster and hold more memory, in the
+#: caches of keys and values and in a process for each episode whose harness is jailed.
+CONCURRENT = 64
 #: Trusted episodes that are moved on at once, since the tools that they call wait for other processes: a sandboxed
 #: program, a retriever. Jailed ones take turns: how many of them hang in a row decides when the harness is given up.
 THREADS = 16
