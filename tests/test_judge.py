@@ -197,7 +197,7 @@ def test_a_body_of_another_kind_fails_the_episode(serve, body):
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_answer_reaches_the_judge_as_data(serve, answer):
     asked: list[dict[str, Any]] = []
     server = serve(lambda question: asked.append(question) or "no")

@@ -131,7 +131,7 @@ def test_a_grpo_step_gets_the_environments_own_scores(tmp_path: Path, chat: bool
     """TRL's trainer, the bundled chess model and one-move puzzles: what the reward function says of each completion is
     what the environment says of it."""
     domain, policy = load_domain("chess"), load_policy("tiny", "chess")
-    tasks = [task for task in domain.splits.weight if task.gold.mate_in == 1][:4]
+    tasks = [task for task in domain.splits.weight if task.gold.mate_in == 1][:8]
     env, rows = HarnessEnv(domain, harness="h0"), []
     for task in tasks:
         messages, _ = env.reset(seed=0, options={"task": task.id})
@@ -153,19 +153,19 @@ def test_a_grpo_step_gets_the_environments_own_scores(tmp_path: Path, chat: bool
         train_dataset=Dataset.from_list(rows),
         processing_class=policy.tokenizer,
         args=GRPOConfig(
-            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=16, num_generations=4,
-            max_completion_length=24, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=32, num_generations=4,
+            max_completion_length=10, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
             logging_steps=1, seed=1,
         ),
     )  # fmt: skip
     trainer.train()
-    assert len(seen) == 16
+    assert len(seen) == 32 and 0 < sum(scored for *_, scored in seen) < 32
     for task, completion, scored in seen:
         env.reset(seed=0, options={"task": task})
         text = completion if isinstance(completion, str) else completion[-1]["content"]
         env.step(text)
         assert scored == (env.episode.score if env.done else 0.0), json.dumps([task, text])
-    mean = sum(scored for *_, scored in seen) / 16
+    mean = sum(scored for *_, scored in seen) / 32
     assert trainer.state.log_history[0]["rewards/reward/mean"] == pytest.approx(mean)
     assert "rewards/exact_match_reward_of_moves/mean" in trainer.state.log_history[0]
 
