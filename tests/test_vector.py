@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_domain import Toy, toy_harness
 
-from whale_envs import DOMAINS, Episode, Harness, HarnessEnv, HarnessVectorEnv, Reply, UserError
+from whale_envs import DOMAINS, Episode, Harness, HarnessEnv, HarnessVectorEnv, Reply, UserError, load_domain
 from whale_envs.contract import record
+from whale_envs.vector import Infos, stacked
 
 IDS = [id for _, _, id in DOMAINS.values()]
 #: Ends an episode of the toy domain's harness at once, or lets it go on.
@@ -134,6 +135,43 @@ def test_same_step_returns_the_next_ask_and_the_ended_episodes_info() -> None:
     assert len(observations[1]) == 2 != len(observations[0]) and observations[1] != first[1]
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "n": st.integers(0, 9),
+                "yes": st.booleans(),
+                "x": st.floats(0, 1),
+                "any": st.none() | st.tuples(st.integers()) | st.text(max_size=2),
+                "facts": st.dictionaries(st.sampled_from("ab"), st.booleans()),
+                "final_obs": st.tuples(st.text(max_size=1)),
+            },
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_infos_are_stacked_as_gymnasium_stacks_them(infos: Infos) -> None:
+    base: Any = gymnasium.vector.VectorEnv()
+    base.num_envs = len(infos)
+    want: dict[str, Any] = {}
+    for at, info in enumerate(infos):
+        want = base._add_info(want, info or {}, at)
+    check_same(stacked(infos), want)
+
+
+def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in other.items():
+        if isinstance(value, dict):
+            check_same(one[key], value)
+        else:
+            assert one[key].dtype == value.dtype and one[key].tolist() == value.tolist()
+
+
 def test_disabled_autoreset_waits_for_the_reset_of_those_that_ended() -> None:
     envs = toy(3, autoreset_mode=AutoresetMode.DISABLED)
     _, infos = envs.reset(seed=0)
@@ -223,7 +261,7 @@ def test_gymnasiums_own_vector_envs_play_the_same_episodes(vector: Any, mode: Au
         alone.reset(seed=5 + at)
         for call in kept.calls:
             *_, info = alone.step(call.reply)
-        assert record(info["record"]) == record(kept)
+        assert info["record"] == kept
     envs.close()
 
 
@@ -253,6 +291,13 @@ def test_gymnasiums_statistics_wrap_it() -> None:
     envs.step([GO_ON, GO_ON])
     *_, infos = envs.step([END, GO_ON])
     assert infos["episode"]["l"][0] == 2 and infos["_episode"].tolist() == [True, False]
+
+
+def test_a_domain_is_loaded_once_however_it_is_named() -> None:
+    envs = gymnasium.make_vec("whale/Math", num_envs=2)
+    assert isinstance(envs, HarnessVectorEnv)
+    assert {id(env.domain) for env in envs.envs} == {id(load_domain("math")), id(load_domain("math", None, None))}
+    envs.close()
 
 
 def test_each_renders() -> None:

@@ -17,7 +17,7 @@ from whale_envs.harness.helpers import Ask, Message
 from whale_envs.harness.jail import Jail, JailedSession
 from whale_envs.harness.load import Harness, load_harness
 from whale_envs.harness.session import Answer, InProcessSession, Session, Toolbox
-from whale_envs.harness.wire import plain
+from whale_envs.harness.wire import MAX_CHARS, plain
 from whale_envs.spaces import Completion, Messages
 from whale_envs.task import Task
 
@@ -210,7 +210,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def _observation(self) -> Observation:
         # copies, so that a caller who changes an observation changes no record
-        return tuple(dict(m) for m in self._outcome.messages) if isinstance(self._outcome, Ask) else ()
+        return tuple(map(dict, self._outcome.messages)) if isinstance(self._outcome, Ask) else ()
 
     def _info(self) -> dict[str, Any]:
         episode, outcome = self.episode, self._outcome
@@ -242,6 +242,8 @@ def as_reply(action: str | Reply) -> Reply:
     if not isinstance(reply.text, str) or reply.finish_reason not in ("stop", "length"):
         given = f"text {reply.text!r:.80} and finish_reason {reply.finish_reason!r:.80}"
         raise UserError(f'a Reply has a text and the finish_reason "stop" or "length", not {given}')
+    if not reply.tool_calls and reply.text.isascii() and len(reply.text) < MAX_CHARS // 2:
+        return reply  # as almost all are
     try:
         text, tool_calls = plain([reply.text, list(reply.tool_calls)], "a reply")
     except (ValueError, TypeError) as error:

@@ -26,6 +26,8 @@ from whale_envs.harness.load import Harness, load_harness
 
 Observations = tuple[Observation, ...]
 Flags = npt.NDArray[np.bool_]
+#: Each sub-environment's info, None where it has none.
+Infos = list[dict[str, Any] | None]
 _MODES = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)}
 
 
@@ -98,11 +100,10 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         super().reset(seed=seed)
         if seed is not None:
             self._order = []
-        infos: dict[str, Any] = {}
+        infos: Infos = [None] * self.num_envs
         for at in self._to_reset(options or {}):
-            self._observations[at], info = self._begin(at)
-            infos = self._add_info(infos, info, at)
-        return tuple(self._observations), infos
+            self._observations[at], infos[at] = self._begin(at)
+        return tuple(self._observations), stacked(infos)
 
     def step(
         self, actions: Sequence[str | Reply]
@@ -122,14 +123,14 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         replies = [as_reply(action) for action in actions]  # all, before any episode goes on
         rewards = np.zeros(self.num_envs)
         terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        infos: dict[str, Any] = {}
+        infos: Infos = [None] * self.num_envs
+        finals: Infos = [None] * self.num_envs
         for at, (env, reply) in enumerate(zip(self.envs, replies, strict=True)):
-            self._observations[at], rewards[at], terminations[at], truncations[at], info = env.step(reply)
+            self._observations[at], rewards[at], terminations[at], truncations[at], infos[at] = env.step(reply)
             if env.done and self.autoreset_mode == AutoresetMode.SAME_STEP:
-                infos = self._add_info(infos, {"final_obs": self._observations[at], "final_info": info}, at)
-                self._observations[at], info = self._begin(at)
-            infos = self._add_info(infos, info, at)
-        return tuple(self._observations), rewards, terminations, truncations, infos
+                finals[at] = {"final_obs": self._observations[at], "final_info": infos[at]}
+                self._observations[at], infos[at] = self._begin(at)
+        return tuple(self._observations), rewards, terminations, truncations, stacked(infos) | stacked(finals)
 
     def render(self) -> tuple[str, ...] | None:
         """What each sub-environment renders; None where they print it."""
@@ -158,3 +159,22 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise UserError(f"reset_mask is {mask!r:.80}: expected a boolean array of shape ({self.num_envs},)")
         return (int(at) for at in np.flatnonzero(mask))
+
+
+def stacked(infos: Infos) -> dict[str, Any]:
+    """Infos by environment as arrays by key, each with its mask: what `VectorEnv._add_info` makes of them, faster."""
+    stack: dict[str, Any] = {}
+    for key in dict.fromkeys(key for info in infos if info for key in info):
+        rows = {at: info[key] for at, info in enumerate(infos) if info and key in info}
+        first = next(iter(rows.values()))
+        mask = np.zeros(len(infos), np.bool_)
+        mask[list(rows)] = True
+        if isinstance(first, dict):
+            stack[key] = stacked([rows.get(at) for at in range(len(infos))])
+        else:
+            kind = type(first) if type(first) in (bool, int, float) else object
+            stack[key] = np.full(len(infos), None if kind is object else 0, kind)
+            for at, value in rows.items():
+                stack[key][at] = value
+        stack[f"_{key}"] = mask
+    return stack

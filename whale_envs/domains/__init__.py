@@ -16,12 +16,16 @@ DOMAINS = {
 }
 
 
-@functools.lru_cache(maxsize=8)
 def load_domain(name: str, dataset: str | None = None, verifier: str | None = None) -> Domain:
     """The domain `name` with the bundled mini world or with `dataset`, scored by its own verifier or by `verifier`.
 
     Each class says which it takes.
     """
+    return _loaded(name, dataset, verifier)
+
+
+@functools.lru_cache(maxsize=8)  # by all three, however a caller gives them
+def _loaded(name: str, dataset: str | None, verifier: str | None) -> Domain:
     if name not in DOMAINS:
         raise unknown("domain", name, DOMAINS)
     module, cls, _ = DOMAINS[name]

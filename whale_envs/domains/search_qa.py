@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from whale_envs.data.folder import load_splits
@@ -69,13 +70,14 @@ class SearchQAWorld(World):
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
         passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
-        shown = [m["content"] for call in episode.calls for m in call.messages if m["role"] == "tool"]
+        shown = {m["content"] for call in episode.calls for m in call.messages if m["role"] == "tool"}
+        golds = [f" {gold} " for gold in map(normalise, self.golds) if gold]
         facts = {
             "format followed": format_followed(episode),
             "answered": isinstance(episode.answer, str),
             "searched": bool(episode.tool_calls),
-            "answer retrieved": any(self._holds(f"{p.title} {p.text}") for p in passages),
-            "answer shown": any(self._holds(text) for text in shown),
+            "answer retrieved": any(gold in _words(p.title, p.text) for p in passages for gold in golds),
+            "answer shown": any(gold in f" {normalise(text)} " for text in shown for gold in golds),
             "cap hit": episode.truncated,
         }
         for place in ("retrieved", "shown"):
@@ -83,10 +85,11 @@ class SearchQAWorld(World):
                 facts[f"extracted given {place}"] = episode.score > 0.5
         return facts
 
-    def _holds(self, text: str) -> bool:
-        hay = f" {normalise(text)} "
-        return any(f" {g} " in hay for gold in self.golds if (g := normalise(gold)))
-
     def solve(self) -> Any:
         """The first gold answer."""
         return self.golds[0]
+
+
+@functools.lru_cache(maxsize=4096)  # the rollouts of a group find the same passages
+def _words(title: str, text: str) -> str:
+    return f" {normalise(f'{title} {text}')} "

@@ -16,13 +16,15 @@ from typing import Any
 from whale_envs.errors import ToolUseError
 from whale_envs.harness import helpers
 from whale_envs.harness.helpers import ReplyView, TaskView
-from whale_envs.harness.wire import ask_of, failure_text, plain
+from whale_envs.harness.wire import ask_of, failure_text, plain, plain_call
 
 _MODULES = """__future__ re json math random statistics collections collections.abc itertools functools string textwrap
 difflib unicodedata dataclasses typing html"""
 ALLOWED_IMPORTS = frozenset(_MODULES.split())
 #: Builtins that reach files or a terminal, or that only exist where `site` was loaded.
 REMOVED_BUILTINS = frozenset(("open", "input", "breakpoint", "help", "exit", "quit", "copyright", "credits", "license"))
+_BUILTINS = {name: value for name, value in vars(builtins).items() if name not in REMOVED_BUILTINS}
+_OFFERED = {**{name: getattr(helpers, name) for name in helpers.__all__}, "ToolUseError": ToolUseError}
 
 #: (tool name, positional arguments, keyword arguments) to the tool's result.
 CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
@@ -35,10 +37,10 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
 
     `random` inside it is a module of its own, seeded with `seed`; what it prints goes to `echo`.
     """
-    own_random = seeded_random(seed)
+    own_random: list[ModuleType] = []  # made when it is needed: it takes its time
     # a module of its own, so that a harness that changes one of its names changes it for this episode only
     offered = ModuleType("whale_envs.harness")
-    offered.__dict__.update({name: getattr(helpers, name) for name in helpers.__all__}, ToolUseError=ToolUseError)
+    offered.__dict__.update(_OFFERED)
 
     def import_allowed(
         name: str,
@@ -54,7 +56,9 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
                     raise ImportError(f"whale_envs.harness has no {wanted!r} for a harness: it has {names}")
             return offered
         if name == "random":
-            return own_random
+            if not own_random:
+                own_random.append(seeded_random(seed))
+            return own_random[0]
         if level == 0 and name in ALLOWED_IMPORTS:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         allowed = ", ".join(sorted(ALLOWED_IMPORTS))
@@ -66,8 +70,7 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
     scope = ModuleType("harness").__dict__  # registered nowhere: the next episode gets another
     # dataclasses look a class's module up in sys.modules, where "harness" is not, and builtins always is
     scope["__name__"] = "builtins"
-    kept = {name: value for name, value in vars(builtins).items() if name not in REMOVED_BUILTINS}
-    scope["__builtins__"] = {**kept, "__import__": import_allowed, "print": own_print}
+    scope["__builtins__"] = {**_BUILTINS, "__import__": import_allowed, "print": own_print}
     exec(code, scope)
     run: Callable[..., Any] = scope["run"]
     return run
@@ -101,7 +104,7 @@ class Tools:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                sent = plain([list(args), kwargs], f"what {name} was called with")
+                sent = plain_call(args, kwargs, f"what {name} was called with")
             except ValueError as error:
                 raise ToolUseError(str(error)) from None
             return self._call(name, *sent)

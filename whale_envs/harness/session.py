@@ -6,7 +6,6 @@ behaviour byte for byte, is `whale_envs.harness.jail`.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +18,8 @@ from whale_envs.errors import EpisodeError, ToolUseError
 from whale_envs.harness.helpers import Ask, ReplyView, TaskView
 from whale_envs.harness.load import Harness
 from whale_envs.harness.namespace import Run
-from whale_envs.harness.wire import clean, pack, unpack
+from whale_envs.harness.results import check_arguments, two_copies
+from whale_envs.harness.wire import clean
 
 #: Most tool calls that a harness may make between two model calls, misuses among them.
 MAX_TOOL_CALLS = 64
@@ -62,28 +62,29 @@ class Toolbox:
         try:
             if self._since_ask > MAX_TOOL_CALLS:
                 raise EpisodeError("harness", f"made more than {MAX_TOOL_CALLS} tool calls between two model calls")
-            packed, seconds = self._timed(name, args, kwargs)
+            (kept, given), seconds = self._timed(name, args, kwargs)
         except ToolUseError as error:
             raise ToolUseError(clean(str(error))) from None
         except Exception as error:
             self.raised = error
             raise
-        self.calls.append(ToolCall(name, args, kwargs, unpack(packed), seconds, self.asks))
-        return unpack(packed)
+        self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks))
+        return given
 
-    def _timed(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, float]:
-        if name not in self.tools:
+    def _timed(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, Any], float]:
+        tool = self.tools.get(name)
+        if tool is None:
             offered = ", ".join(sorted(self.tools)) or "none"
             raise ToolUseError(f"no tool {name[:80]!r}: this domain offers {offered}")
         try:
-            inspect.signature(self.tools[name]).bind(*args, **kwargs)
+            check_arguments(tool, args, kwargs)
         except TypeError as error:
             raise ToolUseError(f"{name}: {error}") from None
         start = time.perf_counter()
-        result = self.tools[name](*args, **kwargs)
+        result = tool(*args, **kwargs)
         seconds = time.perf_counter() - start
         try:
-            return pack(result, f"the result of {name}"), seconds
+            return two_copies(result, f"the result of {name}"), seconds
         except ValueError as error:
             raise EpisodeError("tool", str(error)) from None
 
@@ -123,7 +124,7 @@ class InProcessSession(Session):
 
     def __init__(self, harness: Harness, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
         super().__init__(toolbox)
-        view = TaskView(unpack(pack(shown, "a task")))
+        view = TaskView(two_copies(shown, "a task")[0])
         self._open = True
         self._episode = Run(harness.code, view, self._call, seed, _echo)
 

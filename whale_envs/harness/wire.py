@@ -19,8 +19,10 @@ from typing import Any
 from whale_envs.harness.helpers import RESULT_TYPES, Ask, Message
 
 #: Most characters in one ask, answer, argument list or tool result (a context of 32k tokens has about 130,000);
-#: every value in it counts as eight more.
+#: every value in it counts as VALUE_CHARS more.
 MAX_CHARS = 600_000
+#: What a value counts besides its text, so that many small ones are bounded too.
+VALUE_CHARS = 8
 #: Most levels of lists and dicts in a value.
 MAX_DEPTH = 64
 #: Most bytes in a frame: MAX_CHARS, each escaped at worst as six bytes.
@@ -32,7 +34,6 @@ ROLES = ("system", "user", "assistant", "tool")
 
 _SEQUENCES, _SCALARS = (list, tuple), (str, int, float)
 _READ = 1 << 16  # less than what malloc maps anew each time
-_VALUE = 8  # what a value costs besides its text, so that many small ones are bounded too
 _LENGTH = struct.Struct("!I")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
@@ -96,7 +97,7 @@ class _Walk:
         """The copy of a value at a level."""
         if value is None or isinstance(value, _SCALARS):
             return self.scalar(value)
-        self.spend(_VALUE)
+        self.spend(VALUE_CHARS)
         if depth >= MAX_DEPTH:
             raise ValueError(f"{self.what} is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, _SEQUENCES):
@@ -115,7 +116,7 @@ class _Walk:
         copy = {}
         for key, inner in items.items():
             if type(key) is str and type(inner) is str:
-                self.spend(len(key) + _VALUE + len(inner))
+                self.spend(len(key) + VALUE_CHARS + len(inner))
                 copy[clean(key)] = clean(inner)
                 continue
             if not isinstance(key, str):
@@ -127,7 +128,7 @@ class _Walk:
 
     def scalar(self, value: Any) -> Any:
         """The copy of what holds nothing."""
-        self.spend(_VALUE)
+        self.spend(VALUE_CHARS)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -143,11 +144,46 @@ class _Walk:
         return float(value)
 
 
+def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Any:
+    """`plain([list(args), kwargs], what)`, at once for the words and numbers that most calls have."""
+    chars = 0
+    for word in (*args, *kwargs, *kwargs.values()):
+        if type(word) is str and word.isascii():
+            chars += VALUE_CHARS + len(word)
+        elif type(word) is int and -(1 << 63) < word < 1 << 63:
+            chars += VALUE_CHARS + 21
+        else:
+            return plain([list(args), kwargs], what)
+    sent = [list(args), kwargs]
+    return sent if chars <= MAX_CHARS // 2 else plain(sent, what)
+
+
 def ask_of(yielded: object) -> Ask:
     """The `Ask` that a harness yielded, copied: itself, or a list of messages. `ValueError` for anything else."""
     ask = yielded if isinstance(yielded, Ask) else Ask(messages=yielded)  # type: ignore[arg-type]
+    if ask.tools is None and ask.max_tokens is None and ask.stop == () and ask.template_kwargs == {}:
+        messages = _text_messages(ask.messages)
+        if messages is not None:
+            return Ask(messages)
     _check_ask(ask)
     return _copied(ask, [])
+
+
+def _text_messages(messages: object) -> list[Message] | None:
+    """What `_copied` makes of messages that have a role and a text and no more, at once; None for any others."""
+    if type(messages) is not list or not messages:
+        return None
+    chars, copies = 6 * VALUE_CHARS, []
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str or type(content) is not str or role not in ROLES or clean(content) != content:
+            return None
+        chars += 3 * VALUE_CHARS + len("role" + role + "content") + len(content)
+        first = next(iter(message)) == "role"  # an episode's JSON keeps the order
+        copies.append({"role": role, "content": content} if first else {"content": content, "role": role})
+    return copies if chars <= MAX_CHARS else None
 
 
 def fields_of(ask: Ask, before: Sequence[Message]) -> list[Any]:

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 
 from whale_envs.episode import Verdict
 
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation, articles and extra white space."""
     text = text.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    return " ".join(_ARTICLE.sub(" ", text).split())
 
 
 def exact_match(answer: str | None, golds: Sequence[str]) -> Verdict:
