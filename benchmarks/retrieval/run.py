@@ -25,7 +25,7 @@ from typing import Any
 
 import generated
 import tyro
-from systems import Bm25s, MappedBm25s, Ours, OursWithPassages, RankBm25, System, Tantivy
+from systems import Bm25s, Bm25sWithPassages, MappedBm25s, Ours, OursWithPassages, RankBm25, System, Tantivy
 
 from whale_envs.data.corpus import read_corpus
 from whale_envs.tools.retrieval import BM25Retriever
@@ -34,8 +34,10 @@ from whale_envs.verifiers.exact_match import normalise
 
 #: Who is built, and who is opened.
 BUILT: tuple[type[System], ...] = (Ours, Bm25s, Tantivy)
-OPENED: tuple[type[System], ...] = (Ours, OursWithPassages, Bm25s, MappedBm25s, Tantivy)
+OPENED: tuple[type[System], ...] = (Ours, Bm25s, MappedBm25s, Tantivy, OursWithPassages, Bm25sWithPassages)
 K = 10
+#: Files that hold the passages themselves.
+TEXTS = ("passages.jsonl", "corpus.jsonl")
 
 
 def main(work: Path, passages: int = 1_000_000, rounds: int = 7, queries: int = 500, slow_queries: int = 3) -> None:
@@ -112,8 +114,8 @@ def build(system: type[System], corpus: Path, folder: Path) -> dict[str, float]:
         "cpu_seconds": cpu,
         "passages_per_cpu_second": passages / cpu,
         "peak_mb": status("VmHWM"),
-        "index_mb": sum(size for path, size in files.items() if path.name != "passages.jsonl") / 1e6,
-        "passages_mb": sum(size for path, size in files.items() if path.name == "passages.jsonl") / 1e6,
+        "index_mb": sum(size for path, size in files.items() if path.name not in TEXTS) / 1e6,
+        "passages_mb": sum(size for path, size in files.items() if path.name in TEXTS) / 1e6,
     }
 
 
@@ -158,7 +160,8 @@ def speed(folder: Path, texts: Sequence[str], queries: int, rounds: int) -> dict
                 ask(system, chosen)
                 if at:  # the first round compiles and reads the files
                     rates[way][system.name].append(len(chosen) / (clock() - start))
-    return {way: {name: summary(r, of[Ours.name]) for name, r in of.items() if r} for way, of in rates.items()}
+    peer = {s.name: OursWithPassages.name if "with passages" in s.name else Ours.name for s in systems}
+    return {way: {name: summary(r, of[peer[name]]) for name, r in of.items() if r} for way, of in rates.items()}
 
 
 def summary(rates: Sequence[float], ours: Sequence[float]) -> dict[str, float]:

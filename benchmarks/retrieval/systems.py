@@ -78,10 +78,11 @@ class Bm25s(System):
         ids = [[numbers[t] for t in passage_tokens(p)] for p in read_corpus(corpus)]
         index = bm25s.BM25(backend="numba")
         index.index((ids, dict(numbers)), show_progress=False)
-        index.save(folder, show_progress=False)
+        rows = ({"id": p.id, "title": p.title, "text": p.text} for p in read_corpus(corpus))
+        index.save(folder, corpus=rows, show_progress=False)
 
-    def __init__(self, folder: Path, mmap: bool = False) -> None:
-        self.index = bm25s.BM25.load(folder, mmap=mmap)
+    def __init__(self, folder: Path, mmap: bool = False, load_corpus: bool = False) -> None:
+        self.index = bm25s.BM25.load(folder, mmap=mmap, load_corpus=load_corpus, show_progress=False)
 
     def ask(self, queries: Sequence[str], k: int, threads: int = 1) -> Any:
         """See `System`."""
@@ -96,6 +97,15 @@ class MappedBm25s(Bm25s):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, mmap=True)
+
+
+class Bm25sWithPassages(Bm25s):
+    """bm25s used directly, with the passages too, all in memory."""
+
+    name, built_by = "bm25s with passages", Bm25s.name
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, load_corpus=True)
 
 
 class Tantivy(System):

@@ -155,7 +155,7 @@ def _count(passages: Iterator[Passage], folder: Path) -> None:
             words = passage_tokens(passage)
             tokens.extend([numbers[word] for word in words])
             lengths.append(len(words))
-            file.write(encoder.encode((passage.id, passage.title, passage.text)) + b"\n")
+            file.write(encoder.encode({"id": passage.id, "title": passage.title, "text": passage.text}) + b"\n")
             offsets.append(file.tell())
     terms = sorted(numbers)
     rank = np.empty(len(terms), np.int32)

@@ -4,7 +4,7 @@
     index.json         what it holds; written last, so its presence says that the index is finished
     vocab.index.json   each term's number, in all shards
     shard-00000/       a run of passages, in the corpus's order
-        passages.jsonl   [id, title, text] a line
+        passages.jsonl   {id, title, text} a line
         offsets.npy      where each line starts, and where the last one ends
         bm25s/           their scores, as `bm25s.BM25.save` writes them and `bm25s.BM25.load` reads them
 
@@ -124,18 +124,17 @@ class StoredPassages:
         self._offsets = [np.asarray(np.load(shard / "offsets.npy", mmap_mode="r")) for shard in shards]
         self._lines = [_mapped(shard / "passages.jsonl") for shard in shards]
         self._firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)]).tolist()
-        self._decoder = msgspec.json.Decoder(tuple[str, str, str])
+        self._decode = msgspec.json.Decoder(Passage).decode
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def __getitem__(self, row: int, /) -> Passage:
-        if not 0 <= row < len(self):
+        if not 0 <= row < self._firsts[-1]:
             raise IndexError(f"row {row} of {len(self)} passages")
         shard = bisect_right(self._firsts, row) - 1
-        at = row - self._firsts[shard]
-        start, end = self._offsets[shard][at : at + 2].tolist()
-        return Passage(*self._decoder.decode(self._lines[shard][start:end]))
+        at, offsets = row - self._firsts[shard], self._offsets[shard]
+        return self._decode(self._lines[shard][offsets.item(at) : offsets.item(at + 1)])
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
