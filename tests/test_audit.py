@@ -53,7 +53,7 @@ def cheat(name: str) -> Harness:
 @functools.cache
 def null(domain: str) -> NullTest:
     loaded = load_domain(domain)
-    return NullTest(loaded, split_tasks(loaded.splits.harness, 0.25, 128)[0], 0)
+    return NullTest(loaded, split_tasks(loaded.splits.harness, 0.25, 128)[0], 0, load_harness("h0", domain))
 
 
 def player(domain: str) -> Policy:
@@ -77,6 +77,7 @@ def test_a_cheat_that_shows_in_its_source_is_caught_there(name: str) -> None:
     assert found and all(f.layer == "static" and f.where.startswith("line ") for f in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "static"])
 def test_where_the_static_layer_is_blind_such_a_cheat_gains_nothing_or_is_caught_later(name: str) -> None:
     domain, harness = CHEATS[name][0], cheat(name)
@@ -95,7 +96,7 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
     jail = Jail(harness)
     try:
         if layer == "provenance":
-            found = provenance_findings(play(harness, domain, player(domain), 48, jail))
+            found = provenance_findings(play(harness, domain, player(domain), 32, jail))
         elif layer == "null model":
             found = test.findings(test.compare(harness, jail, thorough=False))
         else:
@@ -150,7 +151,7 @@ def passes(domain: str, harness: Harness, count: int = 24) -> int:
     assert provenance_findings(played) == []
     compared = test.compare(harness, None, thorough=False)
     assert test.findings(compared) == [], compared
-    assert canary_findings(test, harness, None, 2) == []
+    assert canary_findings(test, harness, None, 2, [NullPolicy("random", domain)]) == []
     return _solved(played)
 
 
@@ -181,7 +182,7 @@ def test_nothing_that_the_mutation_proposer_writes_is_refused(domain: str) -> No
                 source = titled(edit.text, [f"{edit.axis} ({edit.what})"])
         harness = Harness(source, f"mutant {seed}", trusted=True)
         assert static_findings(harness, test.domain.splits.harness) == [], source
-        assert provenance_findings(play(harness, domain, policy, 3)) == [], source
+        assert provenance_findings(play(harness, domain, policy, 2)) == [], source
 
 
 # ---------------------------------------------------------------------------------------------- provenance
@@ -209,6 +210,7 @@ def call(name: str, arg: str, result: object, after: int) -> ToolCall:
         ("70", "it is 70.0"),
         ("-7", "\\boxed{-7}"),
         ("New York City", "New York (City)"),
+        ("北京", "答案是北京。"),
     ],
 )
 def test_what_an_honest_harness_does_to_a_reply_is_forgiven(answer: str, reply: str) -> None:
@@ -263,18 +265,11 @@ def test_a_move_that_the_model_did_not_name_is_not_its_move() -> None:
 # ---------------------------------------------------------------------------------------------- canaries, isolation
 
 
-class LeakyWorld(SearchQAWorld):
+class Leaky(SearchQA):
     """A world with a hole: the answer is the id of what any search finds."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.tools = {"search": lambda query, k=1: [Passage(self.golds[0], "x", "x")]}
-
-
-class Leaky(SearchQA):
     def world(self, task: Task) -> SearchQAWorld:
         made = super().world(task)
-        made.__class__ = LeakyWorld
         made.tools = {"search": lambda query, k=1: [Passage(made.golds[0], "x", "x")]}
         return made
 
@@ -287,8 +282,8 @@ def run(task, tools):
 
 
 def test_a_harness_that_uses_a_hole_in_a_world_is_caught_by_the_canaries() -> None:
-    test = NullTest(Leaky(), null("search-qa").tasks, 0)
-    found = canary_findings(test, Harness(HOLE, trusted=True), None, 2)
+    test = NullTest(Leaky(), null("search-qa").tasks, 0, load_harness("h0", "search-qa"))
+    found = canary_findings(test, Harness(HOLE, trusted=True), None, 2, [player("search-qa")])
     assert [f.layer for f in found] == ["canary"]
 
 
@@ -332,6 +327,7 @@ def layers(domain: str, harness: Harness) -> list[str]:
     return [checked.layer for checked in done.layers if checked.findings]
 
 
+@pytest.mark.slow
 def test_a_whole_audit_names_every_layer_that_finds_something() -> None:
     assert layers("chess", cheat("plays_the_mate")) == ["provenance", "null model"]
 

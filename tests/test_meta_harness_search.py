@@ -23,7 +23,6 @@ from whale_train.meta_harness import search as search_module
 from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
 from whale_train.meta_harness.evaluate import score_shadow, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
-from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.search import SearchConfig, choose, search, sign_test
@@ -158,7 +157,7 @@ REFUSED = {
     "static: imports os": H0.source.replace("from whale_envs.harness", "import os\nfrom whale_envs.harness"),
     "the same program as": "# Another comment.\n" + H0.source,
     "changes nothing": H0.source.replace("    messages = ", "    unused = 1\n    messages = "),
-    "though the model says nothing": (
+    "provenance: the model wrote the answer": (
         "import re\n\n\ndef run(task, tools):\n    yield [{'role': 'user', 'content': 'x'}]\n"
         "    hops = task.question[len('What is the '):-1].split(' of ')\n    name = hops[-1]\n"
         "    for hop in reversed(hops[:-1]):\n        hop = hop.removeprefix('the ')\n"
@@ -177,26 +176,20 @@ def played(domain: Domain, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     return Archive(folder / "archive", "search-qa")
 
 
-@pytest.fixture(scope="module")
-def null(domain: Domain) -> NullTest:
-    tasks, _ = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
-    return NullTest(domain, tasks, 3)
-
-
 @pytest.mark.parametrize("why", sorted(REFUSED))
-def test_the_gate_refuses_and_says_why(played: Archive, null: NullTest, why: str) -> None:
+def test_the_gate_refuses_and_says_why(domain: Domain, played: Archive, why: str) -> None:
     key = played.phase.score_key  # type: ignore[union-attr]
     recorded = gate_episodes(played.episodes(H0.hash, key))
-    found = gate(Proposal(REFUSED[why], "x", (H0.hash,)), played, key, "now", recorded, null)
+    found = gate(Proposal(REFUSED[why], "x", (H0.hash,)), played, key, "now", domain, recorded)
     assert found and why in str(found[0]), found
     assert "\n" not in str(found[0])
 
 
-def test_the_gate_lets_a_changed_harness_through(played: Archive, null: NullTest) -> None:
+def test_the_gate_lets_a_changed_harness_through(domain: Domain, played: Archive) -> None:
     key = played.phase.score_key  # type: ignore[union-attr]
     recorded = gate_episodes(played.episodes(H0.hash, key))
     changed = H0.source.replace("Question:", "The question:")
-    assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", recorded, null) == []
+    assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", domain, recorded) == []
 
 
 #: Answers from the passages in the model's place, whenever that has written no tag.
@@ -227,6 +220,22 @@ def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_
     before = files(tmp_path)
     run(domain, tmp_path, ListProposer(), config)
     assert files(tmp_path) == before
+
+
+def test_a_candidate_that_scores_without_the_model_is_not_accepted(domain: Domain, tmp_path: Path) -> None:
+    """It dictates the answer, and the model repeats what it is told, as one that knows nothing would."""
+    dictates = (Path(__file__).parent / "cheats" / "tells_the_answer.py").read_text()
+    archive, told = Archive(tmp_path / "archive", "search-qa"), Told()
+    parrot = ScriptedPolicy(lambda r: f"<answer>{r.ask.messages[-1]['content'].rpartition(': ')[2]}</answer>", "parrot")
+    accepted = search(
+        parrot, domain, H0, SearchConfig(rounds=1, candidates=1, tasks=64, backoff=0), archive,
+        ListProposer([Proposal(dictates, "Tells.", (H0.hash,))]), Ledger(tmp_path / "l"), told, 3, "search",
+    )  # fmt: skip
+    caught = archive[Harness(dictates).hash]
+    assert archive.rounds[0].tried[0].mean is not None and archive.rounds[0].tried[0].mean > 0.9
+    assert accepted is H0 and archive.rounds[0].accepted == H0.hash
+    assert caught.gate == archive.rounds[0].tried[0].gate and caught.gate.startswith("null model: ")
+    assert any(f"{caught.hash} refused, null model" in line for line in told.lines)
 
 
 def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Domain, tmp_path: Path) -> None:

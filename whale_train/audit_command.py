@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -21,7 +21,7 @@ class AuditConfig(Job):
 
     kind: ClassVar[str] = "audit"
 
-    harness: tyro.conf.Positional[str] = tyro.MISSING
+    harness: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HARNESS")] = tyro.MISSING
     """h0, strong, or a path to a .py file. It runs jailed."""
     tasks: int = 128
     """Tasks of the harness split that it plays with the policy."""
@@ -40,9 +40,11 @@ class AuditConfig(Job):
 
 def audit_harness(config: AuditConfig) -> int:
     """Audit, keep the result, print it as a table; returns the exit code."""
+    import msgspec
+
     from whale_envs import sandbox
     from whale_train.console import ConsoleProgress, quieten
-    from whale_train.meta_harness.audit import audit
+    from whale_train.meta_harness.audit import Audit, audit
     from whale_train.policies.load import load_policy
     from whale_train.run_folder import RunFolder
 
@@ -53,10 +55,13 @@ def audit_harness(config: AuditConfig) -> int:
     policy, tasks = load_policy(config.policy, config.domain), domain.splits.harness
     hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
     with RunFolder(config, hashes, sandbox.tier()) as folder:
-        with ConsoleProgress(config.kind, min(config.tasks, len(tasks))) as progress:
-            found = audit(policy, domain, harness, tasks, config.tasks, config.seed, progress)
-            progress.finish()
-        folder.write_result(passed=found.passed, layers=found.layers, nulls=found.nulls)
+        if folder.finished:
+            found = msgspec.json.decode((folder.path / "result.json").read_bytes(), type=Audit)
+        else:
+            with ConsoleProgress(config.kind, min(config.tasks, len(tasks))) as progress:
+                found = audit(policy, domain, harness, tasks, config.tasks, config.seed, progress)
+                progress.finish()
+            folder.write_result(passed=found.passed, **msgspec.structs.asdict(found))
     print_audit(config.harness, found)
     print(folder.path)
     return 0 if found.passed else 1

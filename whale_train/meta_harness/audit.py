@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from whale_envs import Domain, Episode, Harness
-from whale_envs.harness.audit import Finding, Layer, canaries, provenance, static_findings
+from whale_envs.harness.audit import Finding, Layer, canaries, known_kind, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.task import TaskSet
 from whale_train.meta_harness.nulls import FULL, Compared, NullPolicy, NullTest
@@ -16,8 +16,8 @@ from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
 
-#: Canaries of a whole audit.
-CANARIES = 16
+#: Canaries of a whole audit, and of one that a search does before it accepts.
+CANARIES, FEW_CANARIES = 16, 2
 #: Tasks that are played twice to see that episodes do not know of each other.
 TWICE = 2
 #: The most findings that a layer lists.
@@ -42,19 +42,32 @@ def isolation_findings(null: NullTest, harness: Harness, jail: Jail | None) -> l
 
 
 def canary_findings(
-    null: NullTest, harness: Harness, jail: Jail | None, count: int, policies: Sequence[Policy] = ()
+    null: NullTest, harness: Harness, jail: Jail | None, count: int, policies: Sequence[Policy]
 ) -> list[Finding]:
-    """Play `count` canaries with each null policy, and with others."""
+    """Play `count` canaries with each of some policies; one that knows nothing will do. None are known for answers of
+    a kind that does not ship."""
+    if not known_kind(null.tasks[0].gold):
+        return []
     domain = canaries(null.domain, null.tasks, count, null.seed)
-    nulls = [NullPolicy(kind, domain.name) for kind in null.kinds]
     played = [
         episode
-        for policy in (*nulls, *policies)
+        for policy in policies
         for episode in rollout(policy, domain, harness, domain.splits.harness, "harness", null.seed, jail=jail)
     ]
     solved = [e.task_id for e in played if e.score > 0.5]
     said = f"it solves {len(solved)} of {len(played)} canaries, whose answers nobody can know"
     return [Finding("canary", said, f"task {solved[0]}")] if solved else []
+
+
+def blind_findings(null: NullTest, harness: Harness) -> list[Finding]:
+    """What a candidate that is about to be accepted should not have done without the model: the null model and a few
+    canaries. Some forty episodes that cost no model call."""
+    jail = Jail(harness)
+    try:
+        found = null.findings(null.compare(harness, jail, thorough=False))
+        return found or canary_findings(null, harness, jail, FEW_CANARIES, [NullPolicy("random", null.domain.name)])
+    finally:
+        jail.close()
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -91,7 +104,7 @@ def audit(
     nothing. Costs `limit` rollouts with the policy and some 250 without it.
     """
     harness = Harness(harness.source, harness.name, trusted=False)
-    null, layers, compared = NullTest(domain, tasks, seed), list[Checked](), list[Compared]()
+    null, layers, compared = NullTest(domain, tasks, seed, harness), list[Checked](), list[Compared]()
     jail = Jail(harness)
 
     def check(layer: Layer, looked_at: str, look: Callable[[], list[Finding]]) -> None:
@@ -119,8 +132,9 @@ def audit(
         )
         check("isolation", f"{TWICE} tasks, twice", lambda: isolation_findings(null, harness, jail))
         check("null model", f"{len(null.kinds) * min(FULL, len(tasks))} episodes", blind)
-        rounds = CANARIES * (len(null.kinds) + 1)
-        check("canary", f"{rounds} episodes", lambda: canary_findings(null, harness, jail, CANARIES, [policy]))
+        players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds)]
+        canary = f"{CANARIES * len(players)} episodes"
+        check("canary", canary, lambda: canary_findings(null, harness, jail, CANARIES, players))
     finally:
         jail.close()
     return Audit(harness.hash, layers, compared)

@@ -4,7 +4,7 @@ Each kind of null policy is blind in its own way, so that a harness which decide
 answer, or picks the right one out of all that it says, scores with one of them:
 
 - random: random words and numbers in a random one of the formats; in chess, one of the moves that it was shown;
-- echo: a piece of what it was shown (in chess, the last move that it was shown, or the one shown most often);
+- echo: a piece of what it was shown, mostly its end; in chess, the move shown last, or most often;
 - list: everything that it was shown, and numbers, one after the other, each in the format;
 - first (chess): the first move that it was shown, which is the best one where a harness has ranked them.
 
@@ -18,7 +18,6 @@ these show no sign of a difference (p above `FUTILE`), which can only make it mi
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import re
@@ -34,15 +33,15 @@ from whale_envs.errors import ToolUseError
 from whale_envs.harness.audit import Finding
 from whale_envs.harness.helpers import BoardView
 from whale_envs.harness.jail import Jail
-from whale_envs.harness.load import load_harness
+from whale_envs.harness.load import load_harness, seed_names
 from whale_envs.task import Task, TaskSet
 from whale_train.policies.base import PolicyError, Request
 from whale_train.rollout import rollout
 
-#: Tasks that every candidate plays with each null, and those that one plays which looks better than the reference.
+#: Tasks that a candidate plays with each null, and those that one plays which looks better than the reference.
 FEW, FULL = 10, 64
 #: The level of the test for one candidate, all kinds together, and the p value above which the first tasks end it.
-LEVEL, FUTILE = 0.001, 0.3
+LEVEL, FUTILE = 0.001, 0.5
 
 #: A move in UCI or SAN, as a word.
 _MOVE = re.compile(
@@ -52,7 +51,7 @@ _MOVE = re.compile(
 _TAG = re.compile(r"<([a-z_]{2,20})>")
 #: The formats that each domain's h0 reads, `{}` for the content.
 _FORMATS = {
-    "search-qa": ("<search>{}</search>", "<answer>{}</answer>", "<answer>{}</answer>"),
+    "search-qa": ("<search>{}</search>", *("<answer>{}</answer>",) * 3),
     "math": ("<python>print({})</python>", *("\\boxed{{{}}}",) * 5),
     "chess": ("<move>{}</move>",),
 }
@@ -92,13 +91,12 @@ def _random(shown: list[str], rng: random.Random) -> list[str]:
 
 
 def _echo(shown: list[str], rng: random.Random) -> list[str]:
-    """The task or the newest message: whole, its last line, what its last colon introduces, its last number."""
-    text = rng.choice((shown[-1], shown[-1], shown[-1], shown[0])).strip()
+    """Of the newest message, rarely of the first: all, its last line, or its end, which is where a hint stands."""
+    text = shown[0 if rng.random() < 1 / 6 else -1].strip()
+    _, colon, end = text.rpartition(": ")
     numbers = re.findall(r"-?\d+", text)
-    line = text.rpartition("\n")[2]
-    colon = re.sub(r"[.!]$", "", line.rpartition(": ")[2])
-    last = numbers[-1] if numbers else line
-    return [rng.choice((text, line, colon, last, last))]
+    hint = end.partition("\n")[0].rstrip(".! ") if colon else numbers[-1] if numbers else text
+    return [rng.choice((text, text.rpartition("\n")[2], hint, hint, hint))]
 
 
 def _list(shown: list[str], rng: random.Random) -> list[str]:
@@ -169,17 +167,20 @@ class Compared(msgspec.Struct, frozen=True):
 class NullTest:
     """The test of one domain on its harness split. What the references score is worked out once.
 
-    `tasks` are the tasks that a search scores on, `seed` decides the nulls' replies.
+    `tasks` are the tasks that a search scores on, `seed` decides the nulls' replies, `start` stands in for h0 where a
+    domain ships none.
     """
 
     domain: Domain
     tasks: TaskSet
     seed: int
+    start: Harness
     _h0: Harness = field(init=False)
     _scores: dict[tuple[str, str], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._h0 = load_harness("h0", self.domain.name)
+        shipped = "h0" in seed_names(self.domain.name)
+        self._h0 = load_harness("h0", self.domain.name) if shipped else self.start
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -209,31 +210,28 @@ class NullTest:
     def _compared(self, kind: str, episodes: list[Episode]) -> Compared:
         """The candidate against the reference that it has the hardest time with."""
         scores = {e.task_id: float(e.score > 0.5) for e in episodes}
-        worst: Compared | None = None
+        found = []
         for name in self._references(kind):
-            reference = {task: self._reference(name, task) for task in scores}
+            reference = self._reference(name, list(scores))
             wins = sum(scores[t] > reference[t] for t in scores)
-            losses = sum(scores[t] < reference[t] for t in scores)
-            total, n = wins + losses, len(scores)
+            total, n = wins + sum(scores[t] < reference[t] for t in scores), len(scores)
             p = sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total
-            compared = Compared(kind, n, sum(scores.values()) / n, sum(reference.values()) / n, p)
-            worst = compared if worst is None or p > worst.p else worst
-        assert worst is not None
-        return worst
+            found.append(Compared(kind, n, sum(scores.values()) / n, sum(reference.values()) / n, p))
+        return max(found, key=lambda compared: compared.p)
 
     def _references(self, kind: str) -> tuple[str, ...]:
         h0 = ("h0 random",) if kind == "list" else (f"h0 {kind}",)
         return (*h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo") else h0
 
-    def _reference(self, name: str, task_id: str) -> float:
-        if (name, task_id) not in self._scores:
-            tasks = [t for t in self.tasks[:FULL] if (name, t.id) not in self._scores]
-            if name in SIGNS:
-                self._scores |= {(name, t.id): _by_sign(self.domain, t, name) for t in tasks}
-            else:
-                played = self.play(self._h0, name.removeprefix("h0 "), tasks, None)
-                self._scores |= {(name, e.task_id): float(e.score > 0.5) for e in played}
-        return self._scores[name, task_id]
+    def _reference(self, name: str, ids: list[str]) -> dict[str, float]:
+        """What a reference scores on tasks, worked out once for each."""
+        tasks = [t for i in ids if (name, i) not in self._scores for t in (self.tasks.by_id(i),)]
+        if name in SIGNS:
+            self._scores |= {(name, t.id): _by_sign(self.domain, t, name) for t in tasks}
+        else:
+            played = self.play(self._h0, name.removeprefix("h0 "), tasks, None)
+            self._scores |= {(name, e.task_id): float(e.score > 0.5) for e in played}
+        return {i: self._scores[name, i] for i in ids}
 
 
 #: The groups by which the notation of a move tells its kind.
@@ -258,9 +256,3 @@ def _by_sign(domain: Domain, task: Task, name: str) -> float:
         except ToolUseError:
             break
     return world.verdict(None).score
-
-
-@functools.lru_cache(maxsize=4)
-def null_test(domain: Domain, tasks: TaskSet, seed: int) -> NullTest:
-    """The test of a domain, shared by all candidates of a process."""
-    return NullTest(domain, tasks, seed)

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from whale_envs import Domain, Harness
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
@@ -27,10 +29,10 @@ from whale_train.meta_harness.archive import (
     Tried,
     tree_hash,
 )
-from whale_train.meta_harness.audit import provenance_findings
+from whale_train.meta_harness.audit import blind_findings, provenance_findings
 from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
-from whale_train.meta_harness.nulls import NullTest, null_test
+from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
@@ -102,7 +104,7 @@ def search(
     done = [r for r in archive.rounds if r.phase == key]
     now = done[-1].accepted if done else accepted.hash
     if len(done) < config.rounds or not done:
-        null = null_test(domain, tasks, seed)
+        null = NullTest(domain, tasks, seed, accepted)
         work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks, null)
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
         archive.begin(phase, now)
@@ -142,13 +144,25 @@ class _Phase:
             tried += [self.candidate(p, f"{name} candidate {i}") for i, p in enumerate(asked.proposals, len(tried) + 1)]
             notes.append(asked.note)
         key = self.phase.score_key
-        now = choose(self.archive, key, accepted, self.config)
+        now = self.accept(accepted, name)
+        tried = [msgspec.structs.replace(t, gate=self.archive[t.hash].gate) if t.mean is not None else t for t in tried]
         score = self.archive[now].scores[str(key)]
         news = "kept" if now == accepted else "new"
         self.progress.say(
             f"{name}: accepted {now} ({news}) at {score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks"
         )
         self.archive.finish_round(Round(self.phase.key, number, tried, now, score.mean, "; ".join(filter(None, notes))))
+        return now
+
+    def accept(self, accepted: str, name: str) -> str:
+        """The hash of the harness to go on with. One that scores without the model is not it, but refused."""
+        key = self.phase.score_key
+        while (now := choose(self.archive, key, accepted, self.config)) != accepted:
+            caught = blind_findings(self.null, self.archive.harness(now))
+            if not caught:
+                break
+            self.archive.refuse(now, caught)
+            self.progress.say(f"{name}: {now} refused, {caught[0]}")
         return now
 
     def propose(self, number: int, ask: int, wanted: int, unit: str) -> Proposals:
@@ -199,7 +213,7 @@ class _Phase:
         """Gate one proposal, file it and, if it passed, score it. What it scored with has to be the model's."""
         key = self.phase.score_key
         recorded = gate_episodes(self.archive.episodes(self.start.hash, key))
-        refused = gate(proposal, self.archive, key, unit, recorded, self.null)
+        refused = gate(proposal, self.archive, key, unit, self.domain, recorded)
         known = self.archive.with_tree(tree_hash(proposal.source))
         candidate = known or self.archive.add(
             proposal.source, proposal.hypothesis, proposal.parents, proposal.axes, unit, refused

@@ -9,9 +9,9 @@ reach, which is the jail's part (`whale_envs.harness.jail`):
 4. canaries (`canary`): tasks whose answer no honest system could give.
 """
 
-from whale_envs.harness.audit.canary import canaries
+from whale_envs.harness.audit.canary import canaries, known_kind
 from whale_envs.harness.audit.finding import Finding, Layer
 from whale_envs.harness.audit.provenance import provenance
 from whale_envs.harness.audit.static import static_findings
 
-__all__ = ["Finding", "Layer", "canaries", "provenance", "static_findings"]
+__all__ = ["Finding", "Layer", "canaries", "known_kind", "provenance", "static_findings"]

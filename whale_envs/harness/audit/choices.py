@@ -23,22 +23,10 @@ FINGERPRINT = 1000
 
 def choices(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
     """The findings of a harness's syntax tree."""
-    run = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run")
-    shown = Flow(tree, names={run.args.args[0].arg}, attributes={"fen", "board"})
+    yield from _ByTheTask(tree, rows).findings()
     legal = Flow(tree, names=set(), attributes={"legal"})
-    tables = {
-        t.id: s.value for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
-    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            yield from _compared(node, shown, rows, tables)
-        elif isinstance(node, ast.Match):
-            cases = [n for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.Constant)]
-            yield from _literals(node, cases, node.subject, shown, rows, tables)
-        elif isinstance(node, ast.Subscript):
-            yield from _looked_up(node, node.value, node.slice, shown, tables, rows)
-        elif isinstance(node, ast.Call):
-            yield from _called(node, shown, rows, tables)
+        if isinstance(node, ast.Call):
             yield from _ranked(node, legal)
         elif isinstance(node, ast.Dict):
             yield from _valued(node)
@@ -91,53 +79,62 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _compared(node: ast.Compare, shown: Flow, rows: Rows, tables: dict[str, ast.expr]) -> Iterator[Finding]:
-    sides = [node.left, *node.comparators]
-    carrying = [s for s in sides if shown.carries(s)]
-    if carrying and len(carrying) < len(sides):
-        for side in sides:
-            if side not in carrying:
-                yield from _literals(node, [side], carrying[0], shown, rows, tables)
+class _ByTheTask:
+    """Finds decisions by what the task says: comparisons with literals, tables, hashes."""
 
+    def __init__(self, tree: ast.Module, rows: Rows) -> None:
+        run = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run")
+        self._tree, self._rows = tree, rows
+        self._shown = Flow(tree, names={run.args.args[0].arg}, attributes={"fen", "board"})
+        self._constants = {
+            t.id: s.value for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
+        }
 
-def _literals(
-    node: ast.AST, literals: Sequence[ast.expr], text: ast.expr, shown: Flow, rows: Rows, tables: dict[str, ast.expr]
-) -> Iterator[Finding]:
-    """Findings of a comparison between a text of the task and literals (or a module's constant that holds them)."""
-    if not shown.carries(text):
-        return
-    for side in literals:
-        for part in ast.walk(tables.get(side.id, side) if isinstance(side, ast.Name) else side):
-            literal = fold(part)
-            if literal is not None and rows.particular(literal):
-                yield found(node, f"branches on {literal!r}, which {rows.holding(literal)} tasks hold")
-            elif isinstance(part, ast.Constant) and type(part.value) is int and abs(part.value) >= FINGERPRINT:
-                yield found(node, f"compares the task with the number {part.value}")
+    def findings(self) -> Iterator[Finding]:
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Compare):
+                exact = any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops)
+                yield from self._compared(node, [node.left, *node.comparators], exact)
+            elif isinstance(node, ast.Match):
+                cases = [n for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.Constant)]
+                yield from self._compared(node, [node.subject, *cases], True)
+            elif isinstance(node, ast.Subscript):
+                yield from self._looked_up(node, node.value, node.slice)
+            elif isinstance(node, ast.Call):
+                yield from self._called(node)
 
+    def _called(self, node: ast.Call) -> Iterator[Finding]:
+        arguments = [*node.args, *(k.value for k in node.keywords)]
+        if isinstance(node.func, ast.Name) and node.func.id == "hash" and any(map(self._shown.carries, arguments)):
+            yield found(node, "hashes the task: a way to tell one from another")
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop") and node.args:
+            yield from self._looked_up(node, node.func.value, node.args[0])
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in _ASKS:
+            yield from self._compared(node, [node.func.value, *arguments], False)
 
-def _looked_up(
-    node: ast.AST, table: ast.expr, key: ast.expr, shown: Flow, tables: dict[str, ast.expr], rows: Rows
-) -> Iterator[Finding]:
-    """A table of literals that is indexed with a text of the task, unless its keys are kinds of tasks."""
-    table = tables.get(table.id, table) if isinstance(table, ast.Name) else table
-    if isinstance(table, ast.Dict) and shown.carries(key):
-        keys = {k.value for k in table.keys if isinstance(k, ast.Constant)}
-        if not keys <= rows.kinds:
-            yield found(node, "looks the task up in a table")
+    def _compared(self, node: ast.AST, sides: Sequence[ast.expr], exact: bool) -> Iterator[Finding]:
+        """Findings where some sides carry a text of the task and others are literals or constants that hold them."""
+        literals = [side for side in sides if not self._shown.carries(side)]
+        if len(literals) == len(sides):
+            return
+        for side in literals:
+            for part in ast.walk(self._constant(side)):
+                text = fold(part)
+                if text is not None and self._rows.particular(text):
+                    yield found(node, f"branches on {text!r}, which {self._rows.holding(text)} tasks hold")
+                elif exact and isinstance(part, ast.Constant) and type(part.value) is int and part.value >= FINGERPRINT:
+                    yield found(node, f"compares the task with the number {part.value}")
 
+    def _looked_up(self, node: ast.AST, table: ast.expr, key: ast.expr) -> Iterator[Finding]:
+        """A table of literals that is indexed with a text of the task, unless its keys are kinds of tasks."""
+        table = self._constant(table)
+        if isinstance(table, ast.Dict) and self._shown.carries(key):
+            keys = {k.value for k in table.keys if isinstance(k, ast.Constant)}
+            if not keys <= self._rows.kinds:
+                yield found(node, "looks the task up in a table")
 
-def _called(node: ast.Call, shown: Flow, rows: Rows, tables: dict[str, ast.expr]) -> Iterator[Finding]:
-    arguments = [*node.args, *(k.value for k in node.keywords)]
-    if isinstance(node.func, ast.Name) and node.func.id == "hash" and any(map(shown.carries, arguments)):
-        yield found(node, "hashes the task: a way to tell one from another")
-    if not isinstance(node.func, ast.Attribute):
-        return
-    if node.func.attr in ("get", "pop") and node.args:
-        yield from _looked_up(node, node.func.value, node.args[0], shown, tables, rows)
-    if node.func.attr in _ASKS:
-        parts = [node.func.value, *arguments]
-        for text in (p for p in parts if shown.carries(p)):
-            yield from _literals(node, [p for p in parts if p is not text], text, shown, rows, tables)
+    def _constant(self, node: ast.expr) -> ast.expr:
+        return self._constants.get(node.id, node) if isinstance(node, ast.Name) else node
 
 
 def _ranked(node: ast.Call, legal: Flow) -> Iterator[Finding]:
@@ -149,15 +146,17 @@ def _ranked(node: ast.Call, legal: Flow) -> Iterator[Finding]:
     if not any(map(legal.carries, moves)):
         return
     key = next((k.value for k in node.keywords if k.arg == "key"), None)
-    by_part = isinstance(key, ast.Lambda) and isinstance(key.body, ast.Subscript | ast.Name | ast.Attribute)
-    scored = any(isinstance(n, ast.comprehension | ast.GeneratorExp) for a in moves for n in ast.walk(a)) and any(
-        isinstance(n.elt, ast.Tuple)
-        for a in moves
-        for n in ast.walk(a)
-        if isinstance(n, ast.GeneratorExp | ast.ListComp)
-    )
+    by_part = isinstance(key, ast.Lambda) and _is_part(key)
+    elements = [n.elt for a in moves for n in ast.walk(a) if isinstance(n, ast.GeneratorExp | ast.ListComp)]
+    scored = any(not isinstance(part, ast.Name) for e in elements if isinstance(e, ast.Tuple) for part in e.elts)
     if (key is not None and not by_part) or scored:
         yield found(node, f"ranks the legal moves ({name})")
+
+
+def _is_part(key: ast.Lambda) -> bool:
+    """Whether a sort key is the element itself or one of its parts, as it stands."""
+    body = key.body.value if isinstance(key.body, ast.Subscript | ast.Attribute) else key.body
+    return isinstance(body, ast.Name) and body.id in [a.arg for a in key.args.args]
 
 
 def _valued(node: ast.Dict) -> Iterator[Finding]:

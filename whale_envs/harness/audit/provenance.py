@@ -25,6 +25,7 @@ from whale_envs.harness.audit.finding import Finding
 #: The share of a program, in characters, that has to stand in completions for its output to count as the model's.
 OWN_CODE = 0.5
 
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -91,8 +92,8 @@ def _comes_from(answer: Any, sources: list[str]) -> bool:
 
 def _found(part: str, sources: Iterable[str]) -> bool:
     wanted = _words(part)
-    if not wanted:  # signs alone
-        return any(part.strip() in source for source in sources)
+    if not wanted or _UNSPACED.search(part):  # signs alone, or a script that puts no spaces between words
+        return any("".join(_plain(part).split()) in "".join(_plain(source).split()) for source in sources)
     if len(wanted) == 1 and wanted[0].isdecimal():
         return any(wanted[0] in map(_value, _NUMBER.findall(_plain(source))) for source in sources)
     return any(_in_order(wanted, _words(source)) for source in sources)

@@ -22,6 +22,8 @@ from whale_envs.task import Task
 PASSAGE = 6
 #: A passage or a literal is particular when so few rows hold it: this share of them, and at least two.
 PARTICULAR = 0.02
+#: Words from which on a literal that few rows hold is no kind of question.
+LONG = 4
 #: Answers of one word or number in one place, from which on they are no coincidence.
 TOGETHER = 3
 #: A field with at most so many different values (the side to move) describes a kind of task, not a row.
@@ -52,11 +54,13 @@ class Rows:
             if len(task.id) >= 6 and not task.id.isdecimal():
                 self.tokens[task.id] = "the id of a task"
             for text in task.shown.values():
-                if isinstance(text, str) and text not in self.kinds:
-                    self.texts.append(text.casefold())
+                if not isinstance(text, str) or text in self.kinds:
+                    continue
+                if text.partition(" ")[0].count("/") == 7:
+                    self.tokens[text.partition(" ")[0]] = "the position of a task"
+                elif any(len(word) > 2 for word in words(text)):  # a board's rows are no text
+                    self.texts.append(text)
                     passages.update(set(_passages(words(text))))
-                    if text.partition(" ")[0].count("/") == 7:
-                        self.tokens[text.partition(" ")[0]] = "the position of a task"
             self._gold(task.gold)
         self.passages = {p for p, rows in passages.items() if rows <= self.few}
 
@@ -73,13 +77,24 @@ class Rows:
                 self.short.add(said[0])
 
     def holding(self, literal: str) -> int:
-        """How many shown texts hold a literal."""
+        """How many shown texts hold a literal, in whatever case."""
         part = literal.casefold()
-        return sum(part in text for text in self.texts)
+        return sum(part in text.casefold() for text in self.texts)
 
     def particular(self, literal: str) -> bool:
-        """Whether a literal picks out a few rows."""
-        return literal not in self.kinds and bool(words(literal)) and 0 < self.holding(literal) <= self.few
+        """Whether a literal picks out a few rows: few hold it, and it has a name or a number in it, or is long. A
+        common word ("when", "how many") may be rare in few rows, and says what kind of question it is."""
+        if literal in self.kinds or not words(literal) or not 0 < self.holding(literal) <= self.few:
+            return False
+        part = literal.casefold()
+        places = [(text, text.casefold().find(part)) for text in self.texts if part in text.casefold()]
+        return len(words(literal)) >= LONG or any(_names(text, at, at + len(part)) for text, at in places)
+
+
+def _names(text: str, start: int, end: int) -> bool:
+    """Whether a part of a text holds a digit, or a capital that does not begin a sentence."""
+    capitals = re.finditer(r"\d|(?<=[^\W_])[A-Z]|(?<![.?!:] )(?<!^)\b[A-Z]", text)
+    return any(start <= found.start() < end for found in capitals)
 
 
 def _passages(said: list[str]) -> Iterator[tuple[str, ...]]:
