@@ -113,8 +113,8 @@ def _parse(argv: Sequence[str]) -> Command:
 
 def _one_line(boxed: str) -> str:
     """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯|+ ") for line in boxed.splitlines()]
-    sections = " ".join("|" if line and set(line) <= {"─", "-"} else line for line in lines[1:]).split("|")
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
+    sections = " ".join("|" if line and set(line) == {"─"} else line for line in lines[1:]).split("|")
     gist = re.sub(r"\s+", " ", sections[0]).strip()
     meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
     hint = f"; did you mean {meant[1]}?" if meant else ""
