@@ -16,7 +16,8 @@ TASKS = 2
 
 
 def preflight(policy: Policy, domain: Domain, harness: Harness) -> None:
-    """Raises `UserError` when every episode fails for the same owner, or the policy says nothing in any of them."""
+    """Raises `UserError` when every episode fails for the same owner, the harness never asks the policy, or the policy
+    says nothing in any of them."""
     episodes = rollout(policy, domain, harness, domain.splits.weight[:TASKS], "weight", seed=0)
     failures = [e.failure for e in episodes if e.failure is not None]
     if len(failures) == len(episodes) and len({f.owner for f in failures}) == 1:
@@ -24,6 +25,11 @@ def preflight(policy: Policy, domain: Domain, harness: Harness) -> None:
         name = {"harness": harness.name, "policy": policy.name}.get(owner, domain.name)
         raise UserError(f"{owner} {name} failed in all of {TASKS} trial episodes ({message}): mend it and run again")
     calls = [call for e in episodes for call in e.calls]
+    if not calls and not failures:
+        raise UserError(
+            f"harness {harness.name} ended {TASKS} trial episodes without asking the model: expected at least one "
+            "`reply = yield messages`; mend it and run again"
+        )
     if calls and not any(c.reply.text.strip() or c.reply.tool_calls for c in calls):
         raise UserError(
             f"policy {policy.name} returned nothing in {len(calls)} trial calls: expected text; "
