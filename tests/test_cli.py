@@ -120,6 +120,25 @@ def test_harness_that_fails_every_time(
     assert expected in line
 
 
+def test_harness_that_never_comes_to_its_yield(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
+    Path("mine.py").write_text(HARNESS + "    if False:\n        yield []\n    return 'x'\n")
+    assert "without asking the model" in one_line(capsys, "eval", "--harness", "mine.py")
+
+
+def test_mended_harness_takes_the_folder_that_its_trial_left(
+    capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy
+) -> None:
+    argv = ["eval", "--harness", "mine.py", "--limit", "2", "--repeats", "1", "--out", "run"]
+    Path("mine.py").write_text(HARNESS + "    yield 7\n")
+    assert "mend it and run again" in one_line(capsys, *argv)
+    Path("mine.py").write_text(
+        HARNESS + "    reply = yield [{'role': 'user', 'content': 'q'}]\n    return reply.text\n"
+    )
+    assert cli.main(argv) == 0
+    hashes = [json.loads(Path("run", name).read_bytes())["hashes"] for name in ("run.json", "result.json")]
+    assert hashes[0] == hashes[1]
+
+
 @pytest.mark.slow
 def test_harness_that_loops_for_ever(capsys: pytest.CaptureFixture[str], scripted: ScriptedPolicy) -> None:
     Path("mine.py").write_text(HARNESS + "    while True:\n        pass\n    yield []\n")

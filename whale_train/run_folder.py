@@ -84,12 +84,14 @@ class RunFolder:
 
     def _claim(self) -> None:
         path = self.path / "run.json"
+        others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p != path)
         if path.exists():
-            there = read_run(self.path)
-            if changed := _changes(there, self.info):
+            changed = _changes(read_run(self.path), self.info)
+            if changed and others:
                 raise UserError(f"{self.path} holds another run ({changed}): give another --out, or remove the folder")
-            return
-        if others := sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")):
+            if not changed:
+                return  # else nothing was played yet: a mended harness may take the folder
+        elif others:
             raise UserError(f"{self.path} is no run folder (it holds {others[0]}): give a new or empty folder to --out")
         write_atomic(path, msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
 
