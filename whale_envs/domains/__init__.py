@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 
 from whale_envs.domain import Domain
 from whale_envs.errors import unknown
@@ -21,11 +22,13 @@ def load_domain(name: str, dataset: str | None = None, verifier: str | None = No
 
     Each class says which it takes.
     """
-    return _loaded(name, dataset, verifier)
+    return _loaded(name, dataset, verifier, os.getcwd() if dataset else "")
 
 
-@functools.lru_cache(maxsize=8)  # by all three, however a caller gives them
-def _loaded(name: str, dataset: str | None, verifier: str | None) -> Domain:
+@functools.lru_cache(
+    maxsize=8
+)  # by all of them, however a caller gives them; a relative path is another file elsewhere
+def _loaded(name: str, dataset: str | None, verifier: str | None, folder: str) -> Domain:
     if name not in DOMAINS:
         raise unknown("domain", name, DOMAINS)
     module, cls, _ = DOMAINS[name]
