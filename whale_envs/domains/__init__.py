@@ -25,9 +25,8 @@ def load_domain(name: str, dataset: str | None = None, verifier: str | None = No
     return _loaded(name, dataset, verifier, os.getcwd() if dataset else "")
 
 
-@functools.lru_cache(
-    maxsize=8
-)  # by all of them, however a caller gives them; a relative path is another file elsewhere
+# by all of them, however a caller gives them: a relative path is another file in another folder
+@functools.lru_cache(maxsize=8)
 def _loaded(name: str, dataset: str | None, verifier: str | None, folder: str) -> Domain:
     if name not in DOMAINS:
         raise unknown("domain", name, DOMAINS)
