@@ -168,8 +168,11 @@ def test_what_is_no_reply_is_refused_and_costs_nothing(env: HarnessEnv, action: 
     env.reset(seed=0)
     with pytest.raises(UserError, match=r"^an action is|^a Reply has"):
         env.step(action)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="has to be JSON"):
-        env.step(Reply("x", tool_calls=[{"f": {1}}]))
+    for odd in ([{"f": {1}}], None, 5):
+        with pytest.raises(UserError, match="has to be JSON"):
+            env.step(Reply("x", tool_calls=odd))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="larger than 600,000 characters"):
+        env.step("x" * 600_001)
     assert env.episode is not None and env.episode.calls == []
     env.step("x")
 

@@ -242,7 +242,7 @@ def as_reply(action: str | Reply) -> Reply:
     if not isinstance(reply.text, str) or reply.finish_reason not in ("stop", "length"):
         given = f"text {reply.text!r:.80} and finish_reason {reply.finish_reason!r:.80}"
         raise UserError(f'a Reply has a text and the finish_reason "stop" or "length", not {given}')
-    if not reply.tool_calls and reply.text.isascii() and len(reply.text) < MAX_CHARS // 2:
+    if reply.tool_calls == [] and type(reply.text) is str and reply.text.isascii() and len(reply.text) < MAX_CHARS // 2:
         return reply  # as almost all are
     try:
         text, tool_calls = plain([reply.text, list(reply.tool_calls)], "a reply")

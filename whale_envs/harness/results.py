@@ -19,6 +19,8 @@ from whale_envs.harness.wire import MAX_CHARS, MAX_DEPTH, VALUE_CHARS, pack, unp
 #: position, which come back whenever the position does. They are held, so that no other object takes their identity.
 _frozen: dict[int, tuple[tuple[Any, ...], int]] = {}
 MOST_FROZEN = 4096
+#: Types of what `_chars` counts and nobody can change (a tuple is counted if it holds no others).
+_ATOMIC = frozenset((str, int, float, bool, type(None), tuple))
 
 
 def check_arguments(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -67,11 +69,9 @@ def _chars(value: Any, depth: int) -> int | None:
         return _frozen_chars(value, depth)
     if kind is list:
         return _total(value, depth)
-    if kind is not dict:
-        if RESULT_TYPES.get(kind.__name__) is not kind:
-            return None
+    if RESULT_TYPES.get(kind.__name__) is kind:
         value = vars(value)
-    if not all(type(key) is str and key.isascii() for key in value):
+    elif kind is not dict or not all(type(key) is str and key.isascii() for key in value):
         return None
     inner = _total(value.values(), depth)
     return None if inner is None else inner + sum(map(len, value))
@@ -112,11 +112,12 @@ def _copy(value: Any) -> Any:
         return [v if type(v) is str else _copy(v) for v in value]
     if kind is dict:
         return {key: v if type(v) is str else _copy(v) for key, v in value.items()}
-    if kind.__name__ in RESULT_TYPES:
-        copy = object.__new__(kind)
-        copy.__dict__.update((key, v if type(v) is str else _copy(v)) for key, v in vars(value).items())
-        return copy
-    return value
+    if kind in _ATOMIC:
+        return value
+    copy = object.__new__(kind)
+    fields = vars(value)
+    copy.__dict__.update(fields if _ATOMIC.issuperset(map(type, fields.values())) else _copy(fields))
+    return copy
 
 
 def _encodes(text: str) -> bool:

@@ -178,7 +178,9 @@ def _text_messages(messages: object) -> list[Message] | None:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if type(role) is not str or type(content) is not str or role not in ROLES or clean(content) != content:
+        if type(role) is not str or type(content) is not str or role not in ROLES:
+            return None
+        if not content.isascii() and clean(content) != content:
             return None
         chars += 3 * VALUE_CHARS + len("role" + role + "content") + len(content)
         first = next(iter(message)) == "role"  # an episode's JSON keeps the order
