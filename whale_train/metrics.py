@@ -34,6 +34,12 @@ class Estimate(msgspec.Struct, frozen=True):
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
+def binomial_tail(wins: int, losses: int) -> float:
+    """The exact one-sided sign test: the chance of as many wins or more, if a win is as likely as a loss."""
+    total = wins + losses
+    return float(sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total)
+
+
 def scores_by_task(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     """Each task's scores, tasks and repeats in the order of the episodes."""
     scores: dict[str, list[float]] = {}

@@ -18,7 +18,6 @@ these show no sign of a difference (p above `FUTILE`), which can only make it mi
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections import Counter
@@ -35,6 +34,7 @@ from whale_envs.harness.helpers import BoardView
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness, seed_names
 from whale_envs.task import Task, TaskSet
+from whale_train.metrics import binomial_tail
 from whale_train.policies.base import PolicyError, Request
 from whale_train.rollout import rollout
 
@@ -214,8 +214,7 @@ class NullTest:
         for name in self._references(kind):
             reference = self._reference(name, list(scores))
             wins = sum(scores[t] > reference[t] for t in scores)
-            total, n = wins + sum(scores[t] < reference[t] for t in scores), len(scores)
-            p = sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total
+            p, n = binomial_tail(wins, sum(scores[t] < reference[t] for t in scores)), len(scores)
             found.append(Compared(kind, n, sum(scores.values()) / n, sum(reference.values()) / n, p))
         return max(found, key=lambda compared: compared.p)
 

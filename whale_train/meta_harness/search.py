@@ -7,7 +7,6 @@ with the same candidates and the same accepted harness, since every seed comes f
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -34,6 +33,7 @@ from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
+from whale_train.metrics import binomial_tail
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 
@@ -263,6 +263,4 @@ def choose(archive: Archive, key: ScoreKey, accepted: str, config: SearchConfig)
 def sign_test(rival: dict[str, Outcome], accepted: dict[str, Outcome]) -> float:
     """The chance that a rival no better than the accepted harness wins as many of the tasks on which they differ."""
     pairs = [(rival[t].score, accepted[t].score) for t in rival.keys() & accepted.keys()]
-    wins, losses = sum(r > a for r, a in pairs), sum(r < a for r, a in pairs)
-    total = wins + losses
-    return float(sum(math.comb(total, k) for k in range(wins, total + 1)) / 2**total)
+    return binomial_tail(sum(r > a for r, a in pairs), sum(r < a for r, a in pairs))
