@@ -17,9 +17,8 @@ from typing import Any
 from whale_envs.data.files import Layout, Row, counts_rows
 from whale_envs.data.reader import Dropped, TaskReader
 from whale_envs.errors import UserError
-from whale_envs.harness.helpers import boxed
 from whale_envs.task import Task
-from whale_envs.verifiers.math_answer import integer
+from whale_envs.verifiers.math_answer import integer, stated
 
 #: Column names, the first that a row has wins.
 PROBLEM_COLUMNS = ("problem", "question", "prompt", "query", "input")
@@ -130,7 +129,4 @@ def _gold_text(value: Any, column: str, where: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise UserError(f"{where}: the {column} is a {type(value).__name__}: expected a string or a number")
-    if "####" in value:  # GSM8K: the reasoning, then the answer
-        return value.rpartition("####")[2].strip()
-    inner = boxed(value)
-    return (value if inner is None else inner).strip()
+    return stated(value)

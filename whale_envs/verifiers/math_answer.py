@@ -17,6 +17,7 @@ import re
 from typing import Any
 
 from whale_envs.episode import Verdict
+from whale_envs.harness.helpers import boxed
 
 _SEPARATOR = r"(?:,|\{,\}|,\\!\s*|\\,)"
 _NUMBER = re.compile(
@@ -37,6 +38,14 @@ def integer(text: str) -> str | None:
         return None
     digits = re.sub(r"[^0-9]", "", found["digits"]).lstrip("0") or "0"
     return f"-{digits}" if found["sign"] == "-" and digits != "0" else digits
+
+
+def stated(solution: str) -> str:
+    r"""The answer that a solution states: after the last "####" (GSM8K), in the last `\boxed{}` (MATH), or it all."""
+    if "####" in solution:
+        return solution.rpartition("####")[2].strip()
+    inner = boxed(solution)
+    return (solution if inner is None else inner).strip()
 
 
 def integer_match(answer: Any, gold: str) -> Verdict:

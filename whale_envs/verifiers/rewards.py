@@ -23,7 +23,7 @@ from whale_envs.errors import UserError
 from whale_envs.harness.helpers import boxed, tag
 from whale_envs.verifiers.chess_line import ChessGold, verify_line
 from whale_envs.verifiers.exact_match import exact_match, f1, sub_em
-from whale_envs.verifiers.math_answer import integer_match
+from whale_envs.verifiers.math_answer import integer_match, stated
 from whale_envs.verifiers.math_equivalence import math_equivalent
 
 #: Names of the column that holds the accepted answers, a string or a list of them; the first that is there counts.
@@ -116,14 +116,10 @@ def _boxed(
 
 
 def _stated(gold: Any) -> str:
-    r"""The answer that a gold states: after the last "####", in `\boxed{}`, or the whole of it."""
+    """The answer that a gold states."""
     if isinstance(gold, bool) or not isinstance(gold, str | int):
         raise ValueError(f"a gold is a string or an integer, not {type(gold).__name__}")
-    text = str(gold)
-    if "####" in text:
-        return text.rpartition("####")[2].strip()
-    inner = boxed(text)
-    return text if inner is None else inner
+    return stated(str(gold))
 
 
 def _puzzles(columns: Mapping[str, Any]) -> list[tuple[str, ChessGold]]:
