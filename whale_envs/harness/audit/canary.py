@@ -14,6 +14,7 @@ from typing import Any
 import chess
 import msgspec
 
+from whale_envs.data.chess_lichess import puzzle_task
 from whale_envs.domain import Domain
 from whale_envs.task import Splits, Task, TaskSet
 from whale_envs.verifiers.chess_line import ChessGold, mating_moves
@@ -68,9 +69,7 @@ def _chess(rng: random.Random, name: str) -> Task:
             line.append(move.uci())
             board.push(move)
         else:
-            start = chess.Board(fen)
-            shown = {"fen": fen, "board": str(start), "side": chess.COLOR_NAMES[start.turn]}
-            return Task(name, shown, ChessGold(line), "canary")
+            return puzzle_task(name, fen, ChessGold(line), "canary")
 
 
 def _drawn(board: chess.Board, rng: random.Random) -> chess.Move:
