@@ -51,6 +51,10 @@ class Domain(ABC):
     max_asks: int = 16
     splits: Splits
 
+    def cap(self, asked: int | None) -> int:
+        """The most tokens that a reply may have when a harness asks for so many (None: it does not say)."""
+        return min(asked or self.max_tokens, self.max_tokens)
+
     @abstractmethod
     def world(self, task: Task) -> World:
         """A fresh world for one episode of `task`."""

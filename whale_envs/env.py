@@ -220,8 +220,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             ended = {"verdict": episode.verdict, "behaviours": episode.behaviours, "failure": episode.failure}
             return info | ended | {"record": episode}
         if isinstance(outcome, Ask):
-            most = self.domain.max_tokens
-            info |= {"ask": outcome, "max_tokens": min(outcome.max_tokens or most, most)}
+            info |= {"ask": outcome, "max_tokens": self.domain.cap(outcome.max_tokens)}
         return info
 
 

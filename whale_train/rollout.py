@@ -117,10 +117,9 @@ def _step(env: HarnessEnv, reply: Reply | PolicyError) -> Ask | None:
 def _request(env: HarnessEnv, ask: Ask) -> Request:
     episode = env.episode
     assert episode is not None
-    cap = min(ask.max_tokens or env.domain.max_tokens, env.domain.max_tokens)
     # a seed per call: the episode's, moved on by the number of calls made
     seed = (episode.seed + 7919 * len(episode.calls)) % 2**48
-    return Request(ask, seed, cap, episode.calls[-1] if episode.calls else None)
+    return Request(ask, seed, env.domain.cap(ask.max_tokens), episode.calls[-1] if episode.calls else None)
 
 
 def _finished(env: HarnessEnv, policy: Policy) -> Episode:
