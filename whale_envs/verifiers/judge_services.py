@@ -17,21 +17,14 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from whale_envs.errors import UserError, unknown
+from whale_envs.services import TRANSIENT, USERS, read_key, retry_after
 
 #: The longest reply, in tokens: a word, or what a small model thinks before it.
 MAX_TOKENS = 512
 #: How often a request is sent again; seconds before it is, doubled each time; the longest such wait, whatever the
 #: service asks for; seconds without a word after which a connection counts as dead; seconds for all of it together.
 RETRIES, BACKOFF, MAX_WAIT, SILENCE, PATIENCE = 4, 1.0, 30.0, 60.0, 180.0
-#: HTTP statuses that asking again can mend, besides 5xx.
-TRANSIENT = (408, 409, 429)
-#: HTTP statuses that the user must mend, with what is wrong; {key} and {url} name environment variables.
-USERS = {
-    401: "it does not accept the key in {key}: set a valid one",
-    402: "it wants to be paid: see the account's billing",
-    403: "the key in {key} may not do that: set another",
-    404: "it does not know that address or model: see {url}",
-}
+_OTHERWISE = "choose a verifier that needs no judge"
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class AnthropicService:
         import anthropic  # a second to import, which only those who chose a judge pay
 
         self.model, self._sdk = model, anthropic
-        self._key = _key(self.key_name)
+        self._key = read_key(self.key_name, _OTHERWISE)
         self._client = _client(anthropic.Anthropic, self._key, self.url_name)
         self.url = str(self._client.base_url)
 
@@ -109,7 +102,7 @@ class OpenAIService:
 
         self.model, self._sdk = model, openai
         keyless = bool(os.environ.get(self.url_name)) and not os.environ.get(self.key_name)
-        self._key = "none" if keyless else _key(self.key_name)
+        self._key = "none" if keyless else read_key(self.key_name, _OTHERWISE)
         self._client = _client(openai.OpenAI, self._key, self.url_name)
         self.url = str(self._client.base_url)
 
@@ -153,14 +146,6 @@ def connect(provider: str, model: str) -> Service:
     return SERVICES[provider](model)
 
 
-def _key(name: str) -> str:
-    key = os.environ.get(name, "").strip()
-    if not key or not (key.isascii() and key.isprintable()):
-        wrong = "holds characters that no key has" if key else "is not set"
-        raise UserError(f"{name} {wrong}: set it to a key, or choose a verifier that needs no judge")
-    return key
-
-
 def _client(make: Callable[..., Any], key: str, url_name: str) -> Any:
     import httpx2
 
@@ -199,8 +184,7 @@ def _wait(service: AnthropicService | OpenAIService, error: Any, line: str) -> f
         raise UserError(f"{line}: {USERS[status].format(key=service.key_name, url=service.url_name)}") from None
     if status not in TRANSIENT and status < 500:
         raise ServiceError(line) from None
-    asked = error.response.headers.get("retry-after", "")
-    return float(asked) if asked.isdecimal() else 0.0  # it may be a date
+    return retry_after(error.response)
 
 
 def _line(service: AnthropicService | OpenAIService, text: str) -> str:

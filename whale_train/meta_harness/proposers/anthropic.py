@@ -27,6 +27,7 @@ import httpx2
 from whale_envs.errors import UserError, unknown
 from whale_envs.harness import helpers
 from whale_envs.harness.namespace import ALLOWED_IMPORTS
+from whale_envs.services import TRANSIENT, USERS, read_key, retry_after
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.archive_tools import Desk, ToolInputError, tool_schemas
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
@@ -48,15 +49,6 @@ BRIEFS = Path(__file__).parent / "briefs"
 IDLE_ANSWERS, CUT_ANSWERS = 3, 3
 #: The longest wait before a request is sent again, in seconds, whatever the service asks for.
 MAX_WAIT = 60.0
-#: HTTP statuses that asking again can mend, besides 5xx.
-TRANSIENT = (408, 409, 429)
-#: HTTP statuses that the user must mend, with what is wrong.
-USERS = {
-    401: "it does not accept the key in ANTHROPIC_API_KEY: set a valid one",
-    402: "it wants to be paid: see the account's billing",
-    403: "the key in ANTHROPIC_API_KEY may not do that: set another",
-    404: "it does not know that address or model: see ANTHROPIC_BASE_URL",
-}
 
 
 @dataclass(frozen=True)
@@ -98,10 +90,7 @@ class AnthropicProposer:
         self.model, self.limits = model, limits or Limits()
         self.cost = Cost()
         self.exchanges: list[str] = []
-        self._key = os.environ.get("ANTHROPIC_API_KEY", "").strip()
-        if not self._key or not (self._key.isascii() and self._key.isprintable()):
-            wrong = "holds characters that no key has" if self._key else "is not set"
-            raise UserError(f"ANTHROPIC_API_KEY {wrong}: set it to a key, or use --proposer mutation, which needs none")
+        self._key = read_key("ANTHROPIC_API_KEY", "use --proposer mutation, which needs none")
 
     def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
         """Up to `count` candidates; see `Proposer.propose`. The service knows no seed, so `seed` decides nothing."""
@@ -283,11 +272,11 @@ class _Conversation:
         status = error.status_code
         if status in USERS:
             where = f"the Messages API at {self.client.base_url} answers {failure}"
-            raise UserError(self._line(f"{where}: {USERS[status]}, or use --proposer mutation"))
+            what = USERS[status].format(key="ANTHROPIC_API_KEY", url="ANTHROPIC_BASE_URL")
+            raise UserError(self._line(f"{where}: {what}, or use --proposer mutation"))
         if status not in TRANSIENT and status < 500:
             raise self._error(failure)
-        asked = error.response.headers.get("retry-after", "")
-        return float(asked) if asked.isdecimal() else 0.0  # it may be a date
+        return retry_after(error.response)
 
     def _note(self, answer: Answer, seconds: float, failure: str) -> None:
         """Pay for an exchange and log it: each message once, the brief and the tools with the first."""
