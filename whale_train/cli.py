@@ -114,7 +114,7 @@ def _parse(argv: Sequence[str]) -> Command:
 def _one_line(boxed: str) -> str:
     """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
-    sections = " ".join("|" if line and set(line) == {"─"} else line for line in lines[1:]).split("|")
+    sections = " ".join("|" if line and set(line) in ({"─"}, {"-"}) else line for line in lines[1:]).split("|")
     # where the terminal takes no box characters, a rule stands below the title too
     gist = next((g for section in sections if (g := re.sub(r"\s+", " ", section).strip())), "")
     meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
