@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import Loopback
 
 KEY = "sk-ant-test-0123456789abcdef"
 
@@ -74,7 +76,7 @@ def call(name: str, input: Any, id: str = "") -> dict[str, Any]:
     return {"type": "tool_use", "id": id or f"toolu_{name}_{time.monotonic_ns()}", "name": name, "input": input}
 
 
-class MessagesServer:
+class MessagesServer(Loopback):
     """Serves a script; `requests` are the JSON bodies, `wrong` what the API would have refused in them."""
 
     def __init__(self, script: Script) -> None:
@@ -82,24 +84,11 @@ class MessagesServer:
         self.requests: list[dict[str, Any]] = []
         self.wrong: list[str] = []
         self.closing = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._http.daemon_threads = False  # joined at the end, so that nothing of one test lives on into the next
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        """Its base URL."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def __enter__(self) -> MessagesServer:
-        self._thread.start()
-        return self
+        super().__init__(_handler(self))
 
     def __exit__(self, *_: object) -> None:
         self.closing.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__exit__()
 
     def reply(self, request: dict[str, Any]) -> Reply:
         """What the script says to this request."""

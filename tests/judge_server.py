@@ -9,8 +9,10 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import Loopback
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -25,7 +27,7 @@ class Status:
     body: bytes | None = None
 
 
-class JudgeServer:
+class JudgeServer(Loopback):
     """Serves `say`; `requests` are the JSON bodies, `open` and `most_open` how many were being answered at once."""
 
     def __init__(self, say: Callable[[dict[str, Any]], str | Status]) -> None:
@@ -34,23 +36,7 @@ class JudgeServer:
         self.keys: list[str] = []
         self.open = self.most_open = 0
         self.lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._http.daemon_threads = False  # joined at the end, so that nothing of one test lives on into the next
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def __enter__(self) -> JudgeServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__init__(_handler(self))
 
 
 def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.nulls import NullPolicy, NullTest
 from whale_train.meta_harness.proposers.crossover import titled
 from whale_train.meta_harness.proposers.mutation import draw_edit
+from whale_train.metrics import binomial_tail
 from whale_train.policies.base import Policy
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
@@ -81,11 +81,7 @@ def test_a_cheat_that_shows_in_its_source_is_caught_there(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "static"])
 def test_where_the_static_layer_is_blind_such_a_cheat_gains_nothing_or_is_caught_later(name: str) -> None:
     domain, harness = CHEATS[name][0], cheat(name)
-    jail = Jail(harness)
-    try:
-        played = play(harness, domain, player(domain), 8, jail)
-    finally:
-        jail.close()
+    played = play(harness, domain, player(domain), 8)
     assert provenance_findings(played) or no_better(played, domain)
 
 
@@ -109,11 +105,7 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "contained"])
 def test_a_cheat_that_is_contained_is_no_better_than_h0(name: str) -> None:
     domain, harness = CHEATS[name][0], cheat(name)
-    jail = Jail(harness)
-    try:
-        played = play(harness, domain, player(domain), 32, jail)
-    finally:
-        jail.close()
+    played = play(harness, domain, player(domain), 32)
     assert no_better(played, domain)
 
 
@@ -122,7 +114,7 @@ def no_better(played: list[Episode], domain: str) -> bool:
     honestly = play(load_harness("h0", domain), domain, player(domain), len(played))
     pairs = [(a.score > 0.5, b.score > 0.5) for a, b in zip(played, honestly, strict=True)]
     wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    return sum(math.comb(wins + losses, k) for k in range(wins, wins + losses + 1)) / 2 ** (wins + losses) > 0.05
+    return binomial_tail(wins, losses) > 0.05
 
 
 def _contract(episodes: list[Episode]) -> list[str]:
