@@ -49,6 +49,8 @@ class Domain(ABC):
     #: Most tokens in one reply, and most model calls in one episode, whatever a harness asks for.
     max_tokens: int = 8192
     max_asks: int = 16
+    #: Whether its tools or its verifier wait for another process (a sandbox, a server): episodes then do it together.
+    waits: bool = False
     splits: Splits
 
     def cap(self, asked: int | None) -> int:

@@ -17,8 +17,9 @@ from whale_train.policies.base import Policy, PolicyError, Request
 #: Episodes that are in flight at once: with the bundled models, more are hardly faster and hold more memory, in the
 #: caches of keys and values and in a process for each episode whose harness is jailed.
 CONCURRENT = 64
-#: Trusted episodes that are moved on at once, since the tools that they call wait for other processes: a sandboxed
-#: program, a retriever. Jailed ones take turns: how many of them hang in a row decides when the harness is given up.
+#: Trusted episodes that are moved on at once where a domain waits for other processes (`Domain.waits`); elsewhere
+#: threads cost a few percent and gain nothing. Jailed ones take turns: how many of them hang in a row decides when the
+#: harness is given up.
 THREADS = 16
 
 Key = tuple[str, int]
@@ -52,7 +53,7 @@ def rollout(
     todo = [(task, repeat) for task in tasks for repeat in range(repeats)]
     done: dict[Key, Episode] = {}
     threads = ThreadPoolExecutor(THREADS)
-    each: Callable[..., Iterator[Any]] = threads.map if harness.trusted else map
+    each: Callable[..., Iterator[Any]] = threads.map if harness.trusted and domain.waits else map
     try:
         waiting = iter(todo)
         live: list[Live] = []

@@ -98,6 +98,7 @@ class MathCode(Domain):
     """
 
     name = "math"
+    waits = True
 
     def __init__(
         self, dataset: str | Splits | None = None, run_code: RunCode | None = None, verifier: str = "integer"

@@ -12,7 +12,7 @@ from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
 from whale_envs.task import Task
-from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, Retriever, open_retriever
+from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, LocalRetriever, Retriever, open_retriever
 from whale_envs.verifiers.choose import ShortAnswerVerifier, short_answer_verifier
 from whale_envs.verifiers.exact_match import normalise
 
@@ -48,6 +48,7 @@ class SearchQA(Domain):
                 raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
             self.splits = load_splits(self.name, questions)
             self.retriever = open_retriever(corpus, ranker or BACKENDS[0])
+        self.waits = not isinstance(self.retriever, LocalRetriever) or verifier.startswith("judge:")
 
     def world(self, task: Task) -> SearchQAWorld:
         """See `Domain.world`."""
