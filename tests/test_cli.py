@@ -221,7 +221,7 @@ def test_bug_of_ours_is_a_traceback(scripted: ScriptedPolicy, monkeypatch: pytes
     def bug(*args: object) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(scripted, "generate", bug)
+    monkeypatch.setattr(scripted, "_answers", bug)
     with pytest.raises(RuntimeError, match="ours"):
         cli.main(["eval", "--limit", "1"])
 
@@ -233,7 +233,7 @@ def test_ctrl_c_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(scripted, "generate", stop)
+        patch.setattr(scripted, "_answers", stop)
         assert cli.main(["eval", "--limit", "2", "--repeats", "1", "--out", "run"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "whale: stopped; the same command goes on from here"
     assert cli.main(["eval", "--limit", "2", "--repeats", "1", "--out", "run"]) == 0

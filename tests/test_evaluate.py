@@ -33,15 +33,15 @@ def test_killed_anywhere_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "CHUNK", 8)  # two tasks between writes
     whole = play(scripted(0.5, "p"), tmp_path / "whole")
     policy = scripted(0.5, "p")
-    calls, generate = iter(range(1000)), policy.generate
+    calls, answers = iter(range(1000)), policy._answers
 
     def mortal(requests: object) -> object:
         if next(calls) == dies_after:
             raise KeyboardInterrupt
-        return generate(requests)  # type: ignore[arg-type]
+        return answers(requests)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(policy, "generate", mortal)
+        patch.setattr(policy, "_answers", mortal)
         play(policy, tmp_path / "killed")
     assert load_evaluation(tmp_path / "killed") is None
     again = play(policy, tmp_path / "killed")

@@ -12,9 +12,11 @@ from policy_models import tiny_model, tiny_tokenizer
 from whale_envs.episode import Call, Reply
 from whale_envs.harness.helpers import Ask, assistant, system, tool, user
 from whale_train.policies.base import PolicyError, Request, Sampling
-from whale_train.policies.kv import BufferDecoder, GenericDecoder, decoder
+from whale_train.policies.continuous import SlotSampler
 from whale_train.policies.sampling import sample, stream, uniforms
+from whale_train.policies.slots import Slots
 from whale_train.policies.transformers import TransformersPolicy
+from whale_train.policies.waves import WaveSampler
 
 KINDS = ("qwen3", "llama", "sliding")
 
@@ -58,7 +60,7 @@ def alone(policy: TransformersPolicy, request: Request, prompt: list[int]) -> tu
 @pytest.mark.parametrize("kind", KINDS)
 def test_batched_sampling_is_textbook_sampling(kind: str) -> None:
     policy = policy_of(kind)
-    assert isinstance(policy._decoder, GenericDecoder if kind == "sliding" else BufferDecoder)
+    assert isinstance(policy.sampler(), WaveSampler if kind == "sliding" else SlotSampler)
     asked = requests(24)
     for request, reply in zip(asked, policy.generate(asked), strict=True):
         assert isinstance(reply, Reply) and reply.prompt_ids and reply.logprobs
@@ -235,27 +237,61 @@ def test_no_requests_no_replies() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_rows_may_leave_in_any_order(data: st.DataObject) -> None:
-    """What a decoder computes for a row is what it computes for that row alone, whichever rows go when."""
-    model = DECODER_MODEL
-    n = data.draw(st.integers(1, 6))
-    prompts = [data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=9)) for _ in range(n)]
-    copies = [data.draw(st.integers(0, n - 1)) for _ in range(n)]
-    batch = decoder(model)
+def test_requests_may_come_and_go_in_any_order(data: st.DataObject) -> None:
+    """Episodes of several turns, handed in whenever, in few slots of little memory: each reply is the one alone."""
+    policy = POLICY
+    rows, per_token = policy._rows, policy._rows.bytes_per_token
+    sampler = SlotSampler(rows, data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 150 * per_token, 2**30])))
+    todo = requests(data.draw(st.integers(1, 7)), cap=7)
+    todo += todo[:2]  # the same again
+    live: dict[int, tuple[Request, int]] = {}
+    while todo or live:
+        now = [todo.pop() for _ in range(data.draw(st.integers(0 if live else 1, 3))) if todo]
+        live |= dict(zip(sampler.submit(now), [(request, 0) for request in now], strict=True))
+        for ticket, reply in sampler.collect():
+            request, turn = live.pop(ticket)
+            assert isinstance(reply, Reply)
+            key = (str(request.ask.messages), request.seed)
+            if key not in ALONE:
+                ALONE[key] = alone(policy, request, reply.prompt_ids or [])[0]
+            assert reply.completion_ids == ALONE[key]
+            if turn < 2 and data.draw(st.booleans()):
+                more = Ask([*request.ask.messages, reply.view().message, tool("found " * data.draw(st.integers(0, 2)))])
+                follow = Request(more, request.seed, 5, Call(request.ask.messages, reply))
+                live[sampler.submit([follow])[0]] = follow, turn + 1
+    assert sampler.collect() == []
+
+
+POLICY = policy_of()
+ALONE: dict[tuple[str, int], list[int]] = {}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_slot_sees_its_own_tokens_only(data: st.DataObject) -> None:
+    """What is computed for a slot is what the model computes for its tokens alone, whatever is copied or swapped."""
+    model, n = POLICY.model, data.draw(st.integers(2, 5))
+    texts = [data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=9)) for _ in range(n)]
     with torch.inference_mode():
-        logits = batch.prefill(prompts, [None] * n, copies, room=data.draw(st.integers(0, 3)))
-        rows = [list(prompts[c]) for c in copies]
+        slots = Slots(model, n, 12)
+        slots.prefill(data.draw(st.permutations(range(n))), texts, [0] * n)  # overwritten by what comes
+        held = dict(zip(order := data.draw(st.permutations(range(n))), texts, strict=True))
+        for row, got in zip(texts, slots.prefill(order, texts, [0] * n), strict=True):
+            torch.testing.assert_close(got, model(torch.tensor([row])).logits[0, -1], atol=1e-4, rtol=1e-3)
         for step in range(4):
-            for row, got in zip(rows, logits, strict=True):
-                torch.testing.assert_close(got, model(torch.tensor([row])).logits[0, -1], atol=1e-4, rtol=1e-3)
-            stay = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
-            order = batch.keep(torch.tensor(stay)).tolist()
-            assert sorted(order) == stay
-            rows = [[*rows[i], 7 * step + i] for i in order]
-            logits = batch.step(torch.tensor([row[-1] for row in rows]))
-
-
-DECODER_MODEL = tiny_model()
+            a, b = data.draw(st.permutations(range(n)))[:2]
+            if data.draw(st.booleans()):
+                slots.copy([a], [b])
+                held[b] = list(held[a])
+            else:
+                slots.swap([a], [b])
+                held[a], held[b] = held[b], held[a]
+            slots.resize(n, 12 + step)
+            held = {slot: [*held[slot], 7 * step + slot] for slot in range(n)}
+            logits = slots.step(torch.tensor([held[slot][-1] for slot in range(n)]))
+            slots.lengths += 1
+            for slot, got in enumerate(logits):
+                torch.testing.assert_close(got, model(torch.tensor([held[slot]])).logits[0, -1], atol=1e-4, rtol=1e-3)
 
 
 def test_assistant_messages_of_the_harness_are_history() -> None:

@@ -18,11 +18,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jinja2
+import msgspec
 
 from whale_envs.episode import Call
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, Message
 
+#: Rendered prompts that are kept for their episodes' next calls.
+REMEMBERED = 1024
 _MARK = "qvzxmark"
 _PARAMETERS = {"type": "object", "properties": {}}
 _SCHEMA = {"type": "function", "function": {"name": _MARK, "description": "A probe.", "parameters": _PARAMETERS}}
@@ -79,6 +82,7 @@ class Prompts:
         self._system_role = self._shows([_message("system"), _message("user", "x")])
         self._same_role = self._shows([_message("user"), _message("user", "x")])
         self._userless = self._shows([_message("system")])
+        self._rendered: dict[bytes, str] = {}
         self.ends = frozenset({*eos, *self._turn_end()})
         self.end_texts = {i: self.decode([i]) for i in self.ends}
 
@@ -123,8 +127,15 @@ class Prompts:
         if ask.tools and not self._tools:
             raise PromptError("this model's chat template shows no tool schemas: describe the tools in a message")
         try:
+            # what was rendered for a call is asked for again by the next one, to see what it adds
+            key = msgspec.json.encode((ask.messages, ask.tools, ask.template_kwargs))
+            if (text := self._rendered.get(key)) is not None:
+                return text
             text = self._render(self._adapt(ask.messages), ask.tools, ask.template_kwargs)
             text.encode()
+            if len(self._rendered) == REMEMBERED:
+                del self._rendered[next(iter(self._rendered))]
+            self._rendered[key] = text
         except UnicodeEncodeError:
             raise PromptError("the messages hold half of a surrogate pair, which no tokenizer can encode") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:

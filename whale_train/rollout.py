@@ -23,7 +23,8 @@ CONCURRENT = 64
 THREADS = 16
 
 Key = tuple[str, int]
-Live = tuple[Key, HarnessEnv, Ask]
+Playing = tuple[Key, HarnessEnv]
+Asked = tuple[Playing, Ask | None]
 
 
 def episode_seed(seed: int, task_id: str, repeat: int) -> int:
@@ -54,31 +55,36 @@ def rollout(
     done: dict[Key, Episode] = {}
     threads = ThreadPoolExecutor(THREADS)
     each: Callable[..., Iterator[Any]] = threads.map if harness.trusted and domain.waits else map
+    sampler = policy.sampler()
     try:
         waiting = iter(todo)
-        live: list[Live] = []
+        live: dict[int, Playing] = {}  # by the ticket of the call that is on its way
 
-        def start(item: tuple[Task, int]) -> tuple[Key, HarnessEnv, Ask | None]:
+        def start(item: tuple[Task, int]) -> Asked:
             task, repeat = item
             env = HarnessEnv(domain, harness=harness, split=split, jail=jail)
             _, info = env.reset(seed=episode_seed(seed, task.id, repeat), options={"task": task.id})
-            return (task.id, repeat), env, info["ask"]
+            return ((task.id, repeat), env), info["ask"]
 
+        asked: list[tuple[Playing, Ask]] = []
         while True:
-            live += _fill(each, start, waiting, CONCURRENT - len(live), done)
+            asked += _fill(each, start, waiting, CONCURRENT - len(live) - len(asked), done)
+            tickets = sampler.submit([_request(env, ask) for (_, env), ask in asked])
+            live |= zip(tickets, (playing for playing, _ in asked), strict=True)
             if not live:
                 break
-            replies = policy.generate([_request(env, ask) for _, env, ask in live])
-            asks = each(_step, [env for _, env, _ in live], replies)
-            still: list[Live] = []
-            for (key, env, _), ask in zip(live, asks, strict=True):
+            ended = [(live.pop(ticket), reply) for ticket, reply in sampler.collect()]
+            asks = each(_step, [env for (_, env), _ in ended], [reply for _, reply in ended])
+            asked = []
+            for (playing, _), ask in zip(ended, asks, strict=True):
                 if ask is None:
+                    key, env = playing
                     done[key] = _finished(env, policy)
                 else:
-                    still.append((key, env, ask))
-            progress(len(live) - len(still))
-            live = still
+                    asked.append((playing, ask))
+            progress(len(ended) - len(asked))
     finally:
+        sampler.close()
         threads.shutdown(cancel_futures=True)
         if own is not None:
             own.close()
@@ -87,21 +93,21 @@ def rollout(
 
 def _fill(
     each: Callable[..., Iterator[Any]],
-    start: Callable[[tuple[Task, int]], tuple[Key, HarnessEnv, Ask | None]],
+    start: Callable[[tuple[Task, int]], Asked],
     waiting: Iterator[tuple[Task, int]],
     room: int,
     done: dict[Key, Episode],
-) -> list[Live]:
+) -> list[tuple[Playing, Ask]]:
     """Start up to `room` episodes; those that end before their first ask go straight to `done`."""
-    started: list[Live] = []
+    started: list[tuple[Playing, Ask]] = []
     while items := list(islice(waiting, room - len(started))):
-        for key, env, ask in each(start, items):
+        for (key, env), ask in each(start, items):
             if ask is None:
                 env.step("")
                 assert env.episode is not None
                 done[key] = env.episode
             else:
-                started.append((key, env, ask))
+                started.append(((key, env), ask))
     return started
 
 

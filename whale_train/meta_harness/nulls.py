@@ -35,7 +35,7 @@ from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness, seed_names
 from whale_envs.task import Task, TaskSet
 from whale_train.metrics import binomial_tail
-from whale_train.policies.base import PolicyError, Request
+from whale_train.policies.base import AtOnce, Policy, Request
 from whale_train.rollout import rollout
 
 #: Tasks that a candidate plays with each null, and those that one plays which looks better than the reference.
@@ -57,18 +57,22 @@ _FORMATS = {
 }
 
 
-class NullPolicy:
+class NullPolicy(Policy):
     """A policy that knows nothing, of one kind. The same request gets the same reply."""
 
     def __init__(self, kind: str, domain: str) -> None:
         self.name = f"null:{kind}"
-        self.weights_hash = f"null-{kind}"
         self._kind, self._domain = kind, domain
         self._say = CHESS_KINDS[kind] if domain == "chess" else KINDS[kind]
 
-    def generate(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
-        """See `Policy.generate`."""
-        return [self._answer(request) for request in requests]
+    @property
+    def weights_hash(self) -> str:
+        """See `Policy.weights_hash`."""
+        return f"null-{self._kind}"
+
+    def sampler(self) -> AtOnce:
+        """See `Policy.sampler`."""
+        return AtOnce(lambda requests: [self._answer(request) for request in requests])
 
     def _answer(self, request: Request) -> Reply:
         rng = random.Random(f"{self._kind}/{request.seed}")

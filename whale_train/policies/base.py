@@ -1,8 +1,9 @@
-"""What a policy is."""
+"""What a policy is: it opens samplers, in which requests come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -40,16 +41,71 @@ class PolicyError(Exception):
     """A request that a policy could not answer; the episode it belongs to fails with owner "policy"."""
 
 
-class Policy(Protocol):
-    """Answers asks."""
+#: A request's ticket and what became of it.
+Ended = tuple[int, Reply | PolicyError]
 
-    @property
-    def name(self) -> str:
-        """How people call it."""
+
+class Sampler(ABC):
+    """Requests on their way: hand some in, take those out that have ended, hand in more.
+
+    The same requests, handed in and taken out in the same order, give the same replies in the same order.
+    """
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """Hand in requests; their tickets, in order. Never raises for a single request's failure."""
+
+    @abstractmethod
+    def collect(self) -> list[Ended]:
+        """Those that have ended since the last call, after waiting for at least one; none if none is on its way."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Drop what is on its way."""
+
+
+class Policy(Protocol):
+    """Answers asks. Inherit from it: `generate` comes with `sampler`."""
+
+    #: How people call it.
+    name: str
 
     @property
     def weights_hash(self) -> str:
         """A hash of what decides its replies (weights, sampling)."""
 
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """A sampler of its own for a set of episodes. The weights may not change while it is used."""
+
     def generate(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
-        """One reply (or error) a request, in order. Never raises for a single request's failure."""
+        """One reply (or error) a request, in order."""
+        sampler = self.sampler()
+        try:
+            tickets, ended = sampler.submit(requests), dict[int, Reply | PolicyError]()
+            while len(ended) < len(tickets):
+                ended.update(sampler.collect())
+        finally:
+            sampler.close()
+        return [ended[ticket] for ticket in tickets]
+
+
+class AtOnce(Sampler):
+    """The sampler of a policy that needs no time, or no more of it for one request than for many together."""
+
+    def __init__(self, answer: Callable[[list[Request]], Sequence[Reply | PolicyError]]) -> None:
+        self._answer = answer
+        self._waiting: list[tuple[int, Request]] = []
+        self._tickets = 0
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """See `Sampler.submit`."""
+        tickets = list(range(self._tickets, self._tickets + len(requests)))
+        self._tickets += len(requests)
+        self._waiting += zip(tickets, requests, strict=True)
+        return tickets
+
+    def collect(self) -> list[Ended]:
+        """See `Sampler.collect`."""
+        waiting, self._waiting = self._waiting, []
+        replies = self._answer([request for _, request in waiting])
+        return [(ticket, reply) for (ticket, _), reply in zip(waiting, replies, strict=True)]

@@ -18,9 +18,9 @@ def stream(seeds: list[int]) -> npt.NDArray[np.uint64]:
     return _mix(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
 
 
-def uniforms(streams: npt.NDArray[np.uint64], k: int) -> npt.NDArray[np.float64]:
+def uniforms(streams: npt.NDArray[np.uint64], k: int | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The k-th number of each stream, in [0, 1), shape [rows]: a pure function of (seed, k)."""
-    step = np.full_like(streams, (k + 1) * _GAMMA % 2**64)
+    step = (np.full_like(streams, k) + np.uint64(1)) * np.uint64(_GAMMA)
     return (_mix(streams + step) >> np.uint64(11)) * 2.0**-53
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from whale_envs.episode import Reply
-from whale_train.policies.base import PolicyError, Request
+from whale_train.policies.base import AtOnce, Policy, PolicyError, Request
 
 Script = Callable[[Request], str | Reply | PolicyError]
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Answers each request with `script(request)`, or with the next of a list of replies.
 
     A string stands for a `Reply` that ended by itself; a `PolicyError` returned or raised by the function fails
@@ -29,8 +29,11 @@ class ScriptedPolicy:
         """A hash of the policy's name: its replies are decided by code."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:12]
 
-    def generate(self, requests: Sequence[Request]) -> list[Reply | PolicyError]:
-        """See `Policy.generate`."""
+    def sampler(self) -> AtOnce:
+        """See `Policy.sampler`."""
+        return AtOnce(self._answers)
+
+    def _answers(self, requests: list[Request]) -> list[Reply | PolicyError]:
         self.requests += requests
         return [self._answer(request) for request in requests]
 
