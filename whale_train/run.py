@@ -22,7 +22,7 @@ from whale_train.evaluate import Evaluation, evaluate, load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.archive import Score
 from whale_train.meta_harness.evaluate import score_shadow
-from whale_train.policies.load import load_policy
+from whale_train.policies.base import Policy
 from whale_train.pool import Pool, pool
 from whale_train.preflight import preflight
 from whale_train.report import write_report
@@ -33,43 +33,46 @@ from whale_train.whale import Experiment, Snapshot, costs, cycle_ends, harness_o
 
 def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
-    config = config.resolved()
-    domain = config.load_domain()
-    harness, policy = config.start(), load_policy(config.policy, config.domain)
-    hashes = {
-        "harness": harness.hash,
-        "data": "-".join(domain.splits[s].hash for s in ("weight", "harness", "test")),
-        "weights": policy.weights_hash,
-    }
-    with RunFolder(config, hashes, sandbox.tier()) as folder:
-        if not folder.finished:
-            preflight(policy, domain, harness)
-        began = time.time()
-        shadow = _run_arms(config, folder.path)
-        finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
-        start, end = finals[config.arms[0]]
-        result: dict[str, Any] = {
-            "initial": start.summary(),
-            "final": end.summary(),
-            "arms": {arm: last.summary() for arm, (_, last) in finals.items()},
-            "rollouts": _ledger(folder.path, config.arms[0]).rollouts(),
-            "seconds": round(time.time() - began, 1),
+    began, config = time.time(), config.resolved()
+    domain, harness = config.load_domain(), config.start()
+    cores = min(os.cpu_count() or 1, max(2, len(config.arms)))
+    with pool(cores, config.unsafe) as workers:
+        hashes = {
+            "harness": harness.hash,
+            "data": "-".join(domain.splits[s].hash for s in ("weight", "harness", "test")),
+            "weights": workers.call(_weights_hash, config),
         }
-        if shadow is not None:
-            half = 1.96 * shadow.se
-            ci95 = [max(0.0, shadow.mean - half), min(1.0, shadow.mean + half)]
-            result["shadow"] = {"mean@1": shadow.mean, "ci95": ci95, "tasks": shadow.n}
-        folder.write_result(**result)
-        write_report(folder.path)
-        return folder.path
+        with RunFolder(config, hashes, sandbox.tier()) as folder:
+            if not folder.finished:
+                workers.call(_preflight, config)
+            _run(config, folder, workers, began)
+            return folder.path
 
 
-def _run_arms(config: Experiment, folder: Path) -> Score | None:
+def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> None:
+    shadow = _run_arms(config, folder.path, workers)
+    finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
+    start, end = finals[config.arms[0]]
+    result: dict[str, Any] = {
+        "initial": start.summary(),
+        "final": end.summary(),
+        "arms": {arm: last.summary() for arm, (_, last) in finals.items()},
+        "rollouts": _ledger(folder.path, config.arms[0]).rollouts(),
+        "seconds": round(time.time() - began, 1),
+    }
+    if shadow is not None:
+        half = 1.96 * shadow.se
+        ci95 = [max(0.0, shadow.mean - half), min(1.0, shadow.mean + half)]
+        result["shadow"] = {"mean@1": shadow.mean, "ci95": ci95, "tasks": shadow.n}
+    folder.write_result(**result)
+    write_report(folder.path)
+
+
+def _run_arms(config: Experiment, folder: Path, workers: Pool) -> Score | None:
     """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow score."""
     progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in config.arms}
     shadow: list[Score] = []
-    workers_wanted = min(os.cpu_count() or 1, max(2, len(config.arms)))
-    with Display(list(config.arms)) as display, pool(workers_wanted, config.unsafe) as workers:
+    with Display(list(config.arms)) as display:
         asked: set[str] = set()
         for arm in config.arms:
             workers.submit(_play_arm, config, arm, then=lambda _, arm=arm: _ask_tests(config, arm, workers, asked))
@@ -95,6 +98,23 @@ def test_name(snapshot: Snapshot) -> str:
     return f"{snapshot.weights}-{snapshot.harness}"
 
 
+def _policy(spec: str, config: Experiment) -> Policy:
+    """A worker's policy. Only workers load torch: the process that waits for them needs neither its time nor memory."""
+    from whale_train.policies.load import load_policy
+
+    return load_policy(spec, config.domain)
+
+
+def _weights_hash(config: Experiment) -> str:
+    """A worker's job: the hash of the weights that the run starts from."""
+    return _policy(config.policy, config).weights_hash
+
+
+def _preflight(config: Experiment) -> None:
+    """A worker's job: whether policy and harness work together at all."""
+    preflight(_policy(config.policy, config), config.load_domain(), config.start())
+
+
 def _play_arm(config: Experiment, arm: str) -> None:
     """A worker's job: one arm."""
     folder = _arm_folder(config.folder, arm)
@@ -109,7 +129,7 @@ def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: the test of one snapshot."""
     folder = _arm_folder(config.folder, arm)
     domain = config.load_domain()
-    policy = load_policy(model_of(config, folder, snapshot), config.domain)
+    policy = _policy(model_of(config, folder, snapshot), config)
     evaluate(
         policy,
         domain,
@@ -130,7 +150,7 @@ def _shadow(config: SearchConfig) -> Score:
     folder = _arm_folder(config.folder, arm)
     last = snapshots(folder)[-1]
     domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
-    policy, harness = load_policy(model_of(config, folder, last), config.domain), harness_of(config, folder, last)
+    policy, harness = _policy(model_of(config, folder, last), config), harness_of(config, folder, last)
     progress = FileProgress(folder / "progress.json")
     share, seed = config.search.shadow, config.seed
     return score_shadow(policy, domain, harness, share, seed, ledger, progress, last.phase, config.folder / "shadow")

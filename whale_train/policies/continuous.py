@@ -70,23 +70,15 @@ class SlotSampler(Sampler):
         taken = self._take()
         if not taken:
             return
-        leaders: dict[tuple[int, ...], int] = {}
-        prompts: list[tuple[int, list[int], int]] = []  # slot, prompt, tokens known
-        copies: list[tuple[int, int]] = []
-        for slot, row, known in taken:
-            leader = leaders.setdefault(tuple(row.prompt), slot)
-            if leader != slot and not known:
-                copies.append((leader, slot))
-            else:
-                prompts.append((slot, row.prompt, known))
-        prompts.sort(key=lambda prompt: len(prompt[1]) - prompt[2])
-        logits = self._slots.prefill(*map(list, zip(*prompts, strict=True)))
-        if copies:
+        leaders: dict[tuple[int, ...], int] = {}  # of the rows that have one prompt, the slot that takes it in
+        leader = {slot: slot if known else leaders.setdefault(tuple(row.prompt), slot) for slot, row, known in taken}
+        leading = sorted((t for t in taken if leader[t[0]] == t[0]), key=lambda t: len(t[1].prompt) - t[2])
+        slots, rows, known = map(list, zip(*leading, strict=True))
+        logits = self._slots.prefill(slots, [row.prompt for row in rows], known)
+        at = {slot: i for i, slot in enumerate(slots)}
+        if copies := [(first, slot) for slot, first in leader.items() if first != slot]:
             self._slots.copy(*zip(*copies, strict=True))
-        at = {slot: i for i, (slot, _, _) in enumerate(prompts)}
-        source = dict((target, leader) for leader, target in copies)
-        slots = [slot for slot, _, _ in taken]
-        self._draw(slots, logits[[at[source.get(slot, slot)] for slot in slots]])
+        self._draw(list(leader), logits[[at[first] for first in leader.values()]])
 
     def _take(self) -> list[tuple[int, Row, int]]:
         """Rows that get a slot now, with the slot and how many of their prompt's tokens it holds already."""
