@@ -157,7 +157,7 @@ def test_asks_arrive_as_they_were_yielded(yielded: list[list[Any]], growing: boo
     ours: list[Any] = []
     theirs: list[Any] = []
     for new in yielded:
-        ask = wire.ask_of(Ask([*ours, *new] if growing else new, stop=("x",)))
+        ask = wire.Asks().next(Ask([*ours, *new] if growing else new, stop=("x",)))
         fields = json.loads(json.dumps(wire.fields_of(ask, ours)))
         if growing and ours:
             assert len(fields[1]) == len(new)

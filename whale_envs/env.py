@@ -123,7 +123,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         reply = as_reply(action)
         if isinstance(self._outcome, Ask):
             ask = self._outcome
-            self.episode.calls.append(Call(list(ask.messages), reply, ask.max_tokens, ask.tools, ask.template_kwargs))
+            messages = ask.messages.copy()
+            self.episode.calls.append(Call(messages, reply, ask.max_tokens, ask.tools, ask.template_kwargs))
             self._advance(reply)
         if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.max_asks and not self._world.over:
             return self._observation(), 0.0, False, False, self._info()
@@ -210,18 +211,23 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def _observation(self) -> Observation:
         # copies, so that a caller who changes an observation changes no record
-        return tuple(map(dict, self._outcome.messages)) if isinstance(self._outcome, Ask) else ()
+        return tuple([m.copy() for m in self._outcome.messages]) if isinstance(self._outcome, Ask) else ()
 
     def _info(self) -> dict[str, Any]:
         episode, outcome = self.episode, self._outcome
         assert episode is not None
-        info: dict[str, Any] = {"task_id": episode.task_id, "ask": None}
         if not self._open:
-            ended = {"verdict": episode.verdict, "behaviours": episode.behaviours, "failure": episode.failure}
-            return info | ended | {"record": episode}
-        if isinstance(outcome, Ask):
-            info |= {"ask": outcome, "max_tokens": self.domain.cap(outcome.max_tokens)}
-        return info
+            return {
+                "task_id": episode.task_id,
+                "ask": None,
+                "verdict": episode.verdict,
+                "behaviours": episode.behaviours,
+                "failure": episode.failure,
+                "record": episode,
+            }
+        if not isinstance(outcome, Ask):
+            return {"task_id": episode.task_id, "ask": None}
+        return {"task_id": episode.task_id, "ask": outcome, "max_tokens": self.domain.cap(outcome.max_tokens)}
 
 
 def as_domain(domain: str | Domain, dataset: str | None, verifier: str | None) -> Domain:
@@ -235,6 +241,8 @@ def as_domain(domain: str | Domain, dataset: str | None, verifier: str | None) -
 
 def as_reply(action: str | Reply) -> Reply:
     """An action as a `Reply` that JSON can carry; `UserError` if it is none."""
+    if type(action) is str and len(action) < MAX_CHARS // 2 and action.isascii():
+        return Reply(action)  # as almost all are
     if not isinstance(action, str | Reply):
         raise UserError(f"an action is a string or a whale_envs.Reply, not {type(action).__name__}")
     reply = Reply(action) if isinstance(action, str) else action
@@ -242,7 +250,7 @@ def as_reply(action: str | Reply) -> Reply:
         given = f"text {reply.text!r:.80} and finish_reason {reply.finish_reason!r:.80}"
         raise UserError(f'a Reply has a text and the finish_reason "stop" or "length", not {given}')
     if reply.tool_calls == [] and type(reply.text) is str and reply.text.isascii() and len(reply.text) < MAX_CHARS // 2:
-        return reply  # as almost all are
+        return reply
     try:
         text, tool_calls = plain([reply.text, list(reply.tool_calls)], "a reply")
     except (ValueError, TypeError) as error:

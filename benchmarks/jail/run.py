@@ -30,7 +30,7 @@ from whale_envs.harness.helpers import ReplyView, TaskView
 from whale_envs.harness.jail import Jail, JailedSession
 from whale_envs.harness.namespace import Run
 from whale_envs.harness.session import InProcessSession, Session, Toolbox
-from whale_envs.harness.wire import Channel, ask_of, pack, unpack
+from whale_envs.harness.wire import Asks, Channel, pack, unpack
 from whale_envs.sandbox import layers, tier
 
 SOURCE = """
@@ -99,7 +99,7 @@ class SharedSession(Session):
         self.shared.channel.send([self.number, self.start, sent], time.monotonic() + 30)
         self.start = None
         kind, value = self.shared.channel.receive()
-        return (kind, ask_of(value[0])) if kind == "ask" else (kind, value)
+        return (kind, Asks().next(value[0])) if kind == "ask" else (kind, value)
 
     def close(self) -> None:
         """Nothing to end."""

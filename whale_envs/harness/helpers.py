@@ -86,7 +86,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Ask:
     """One model call: `messages` with, when wanted, tool schemas and caps.
 
@@ -94,19 +94,35 @@ class Ask:
     """
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    template_kwargs: dict[str, Any]
+
+    def __init__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        fields = self.__dict__  # every step makes one, and what `dataclass` writes here takes four times as long
+        fields["messages"], fields["tools"], fields["max_tokens"], fields["stop"] = messages, tools, max_tokens, stop
+        fields["template_kwargs"] = {} if template_kwargs is None else template_kwargs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class ReplyView:
     """What a harness sees of a model's reply. `finish_reason` is "stop" or "length"."""
 
     text: str
-    finish_reason: str = "stop"
-    tool_calls: tuple[dict[str, Any], ...] = ()
+    finish_reason: str
+    tool_calls: tuple[dict[str, Any], ...]
+
+    def __init__(self, text: str, finish_reason: str = "stop", tool_calls: tuple[dict[str, Any], ...] = ()) -> None:
+        fields = self.__dict__  # as in `Ask`
+        fields["text"], fields["finish_reason"], fields["tool_calls"] = text, finish_reason, tool_calls
 
     @property
     def message(self) -> Message:
@@ -142,19 +158,21 @@ class Passage:
         for line in self.text.splitlines():
             if n <= 0:
                 break
-            kept.append(" ".join(line.split()[:n]))
-            n -= len(line.split())
+            found = line.split()
+            kept.append(" ".join(found[:n]))
+            n -= len(found)
         return "\n".join([self.title, *kept])
 
     def sentences(self) -> list[str]:
         """The text as sentences, in order."""
-        return [s.strip() for s in _BREAK.split(self.text) if s.strip()]
+        return [s for s in map(str.strip, _BREAK.split(self.text)) if s]
 
     def snippets(self, query: str, n: int) -> str:
         """The title and the `n` sentences that share most words with `query`, in the passage's order."""
-        wanted = set(words(query))
-        ranked = sorted(enumerate(self.sentences()), key=lambda s: (-len(wanted & set(words(s[1]))), s[0]))
-        return "\n".join([self.title, *(s for _, s in sorted(ranked[:n]))])
+        wanted, sentences = set(words(query)), self.sentences()
+        shared = [len(wanted.intersection(words(s))) for s in sentences]
+        best = sorted(range(len(sentences)), key=shared.__getitem__, reverse=True)[:n]  # stable: of equals the first
+        return "\n".join([self.title, *(sentences[at] for at in sorted(best))])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from whale_envs.errors import ToolUseError
 from whale_envs.harness import helpers
 from whale_envs.harness.helpers import ReplyView, TaskView
-from whale_envs.harness.wire import ask_of, failure_text, plain, plain_call
+from whale_envs.harness.wire import Asks, failure_text, plain, plain_call
 
 _MODULES = """__future__ re json math random statistics collections collections.abc itertools functools string textwrap
 difflib unicodedata dataclasses typing html"""
@@ -109,6 +109,7 @@ class Tools:
                 raise ToolUseError(str(error)) from None
             return self._call(name, *sent)
 
+        self.__dict__[name] = call  # the next access finds it at once
         return call
 
 
@@ -119,6 +120,7 @@ class Run:
         self._code, self._view, self._tools = code, view, Tools(call)
         self._seed, self._echo = seed, echo
         self._generator: Any = None
+        self._asks = Asks()
 
     def resume(self, reply: ReplyView | None) -> tuple[str, Any]:
         """Go on with `reply` (None to start): ("ask", `Ask`), ("answer", JSON value) or ("fail", message)."""
@@ -127,8 +129,8 @@ class Run:
                 if self._generator is None:
                     run = load_run(self._code, self._seed, self._echo)
                     self._generator = run(self._view, self._tools)
-                    return "ask", ask_of(next(self._generator))
-                return "ask", ask_of(self._generator.send(reply))
+                    return "ask", self._asks.next(next(self._generator))
+                return "ask", self._asks.next(self._generator.send(reply))
             except StopIteration as stop:
                 return "answer", plain(stop.value, "the answer")
         except KeyboardInterrupt:  # a person's Ctrl-C

@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from whale_envs.harness.helpers import RESULT_TYPES
+from whale_envs.harness.helpers import RESULT_TYPES, Passage
 from whale_envs.harness.wire import MAX_CHARS, MAX_DEPTH, VALUE_CHARS, pack, unpack
 
-#: Tuples that are known to hold nothing that can change, by identity, and their characters: the legal moves of a
-#: position, which come back whenever the position does. They are held, so that no other object takes their identity.
-_frozen: dict[int, tuple[tuple[Any, ...], int]] = {}
+#: Values that are known to hold nothing that can change, by identity, and their characters: the legal moves of a
+#: position, a passage. They come back whenever the position or the query does, and stand one level down in a result.
+#: They are held, so that no other object takes their identity.
+_frozen: dict[int, tuple[Any, int]] = {}
 MOST_FROZEN = 4096
+#: Longest passage that is held, in characters.
+MAX_HELD = 4_000
 #: Types of what `_chars` counts and nobody can change (a tuple is counted if it holds no others).
 _ATOMIC = frozenset((str, int, float, bool, type(None), tuple))
 
@@ -26,30 +29,37 @@ _ATOMIC = frozenset((str, int, float, bool, type(None), tuple))
 def check_arguments(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     """`TypeError` says why `function` does not take the arguments."""
     method = getattr(function, "__func__", None)
-    simple, names, required = _parameters(method or function)
-    given = len(args) + (method is not None)
-    if simple and given <= len(names):
-        left = names[given:]
-        if all(name in left for name in kwargs) and all(name in kwargs for name in names[given:required]):
+    keywords, given = _keywords(method or function), len(args) + (method is not None)
+    if given < len(keywords):
+        needed, taken = keywords[given]
+        if needed <= kwargs.keys() <= taken:
             return
     inspect.signature(function).bind(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=256)
-def _parameters(function: Callable[..., Any]) -> tuple[bool, tuple[str, ...], int]:
-    """(whether all parameters are plain ones, their names, how many have no default)."""
+def _keywords(function: Callable[..., Any]) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
+    """For each number of positional arguments, the keywords that a function needs besides, and those that it takes.
+
+    Nothing for a function that has other parameters than plain ones.
+    """
     parameters = list(inspect.signature(function).parameters.values())
-    simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
-    return simple, tuple(p.name for p in parameters), sum(p.default is p.empty for p in parameters)
+    if not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return ()
+    left = [parameters[given:] for given in range(len(parameters) + 1)]
+    return tuple((frozenset(p.name for p in ps if p.default is p.empty), frozenset(p.name for p in ps)) for ps in left)
 
 
 def two_copies(value: Any, what: str) -> tuple[Any, Any]:
-    """Two copies of a tool's result, the record's and the harness's. `ValueError` says why `what` is not JSON."""
+    """A tool's result twice: for the record, and for the harness. `ValueError` says why `what` is not JSON.
+
+    What can change is new in both. What is frozen is new for the harness alone, which may get past that.
+    """
     chars = _chars(value, 0)
     if chars is None or chars > MAX_CHARS:
         packed = pack(value, what)
         return unpack(packed), unpack(packed)
-    return _copy(value), _copy(value)
+    return _kept(value), _copy(value)
 
 
 def _chars(value: Any, depth: int) -> int | None:
@@ -66,12 +76,12 @@ def _chars(value: Any, depth: int) -> int | None:
     if depth >= MAX_DEPTH:
         return None
     if kind is tuple:
-        return _frozen_chars(value, depth)
+        return _tuple_chars(value, depth)
     if kind is list:
         return _total(value, depth)
     if RESULT_TYPES.get(kind.__name__) is kind:
-        value = vars(value)
-    elif kind is not dict or not all(type(key) is str and key.isascii() for key in value):
+        return _result_chars(value, depth)
+    if kind is not dict or not all(type(key) is str and key.isascii() for key in value):
         return None
     inner = _total(value.values(), depth)
     return None if inner is None else inner + sum(map(len, value))
@@ -83,6 +93,9 @@ def _total(values: Any, depth: int) -> int | None:
         if type(value) is str and value.isascii():
             total += VALUE_CHARS + len(value)
             continue
+        if depth == 0 and (known := _frozen.get(id(value))) is not None:
+            total += known[1]
+            continue
         chars = _chars(value, depth + 1)
         if chars is None:
             return None
@@ -90,23 +103,46 @@ def _total(values: Any, depth: int) -> int | None:
     return total
 
 
-def _frozen_chars(value: tuple[Any, ...], depth: int) -> int | None:
+def _tuple_chars(value: tuple[Any, ...], depth: int) -> int | None:
     """As `_chars`, for a tuple of nothing but text, numbers and such tuples; None for any other."""
-    known = _frozen.get(id(value))
-    if known is not None and depth == 1:  # as deep as where it was found
-        return known[1]
-    if not all(v is None or type(v) in (str, int, float, bool, tuple) for v in value):
+    if not _ATOMIC.issuperset(map(type, value)):
         return None
     chars = _total(value, depth)
     if chars is not None and depth == 1:
-        if len(_frozen) >= MOST_FROZEN:
-            _frozen.clear()
-        _frozen[id(value)] = (value, chars)
+        _hold(value, chars)
     return chars
 
 
+def _result_chars(value: Any, depth: int) -> int | None:
+    """As `_chars`, for one of `RESULT_TYPES` with nothing but text, numbers and such tuples; None for any other."""
+    fields = vars(value)
+    if not _ATOMIC.issuperset(map(type, fields.values())):
+        return None
+    chars = _total(fields.values(), depth)
+    if chars is None:
+        return None
+    chars += sum(map(len, fields))
+    if depth == 1 and type(value) is Passage and chars <= MAX_HELD and tuple not in map(type, fields.values()):
+        _hold(value, chars)
+    return chars
+
+
+def _hold(value: Any, chars: int) -> None:
+    if len(_frozen) >= MOST_FROZEN:
+        _frozen.clear()
+    _frozen[id(value)] = (value, chars)
+
+
+def _kept(value: Any) -> Any:
+    """A copy of what `_chars` has counted in which what can change is new, and the rest is shared."""
+    kind = type(value)
+    if kind is list:
+        return [_kept(v) if type(v) in (list, dict) else v for v in value]
+    return {key: _kept(v) for key, v in value.items()} if kind is dict else value
+
+
 def _copy(value: Any) -> Any:
-    """A copy of what `_chars` has counted: what can change is new, what cannot is shared."""
+    """As `_kept`, with what is frozen new, too, but for tuples: there is no getting past theirs."""
     kind = type(value)
     if kind is list:
         return [v if type(v) is str else _copy(v) for v in value]
@@ -115,8 +151,7 @@ def _copy(value: Any) -> Any:
     if kind in _ATOMIC:
         return value
     copy = object.__new__(kind)
-    fields = vars(value)
-    copy.__dict__.update(fields if _ATOMIC.issuperset(map(type, fields.values())) else _copy(fields))
+    copy.__dict__.update(vars(value))
     return copy
 
 

@@ -62,7 +62,18 @@ class Toolbox:
         try:
             if self._since_ask > MAX_TOOL_CALLS:
                 raise EpisodeError("harness", f"made more than {MAX_TOOL_CALLS} tool calls between two model calls")
-            (kept, given), seconds = self._timed(name, args, kwargs)
+            tool = self.tools.get(name)
+            if tool is None:
+                offered = ", ".join(sorted(self.tools)) or "none"
+                raise ToolUseError(f"no tool {name[:80]!r}: this domain offers {offered}")
+            try:
+                check_arguments(tool, args, kwargs)
+            except TypeError as error:
+                raise ToolUseError(f"{name}: {error}") from None
+            start = time.perf_counter()
+            result = tool(*args, **kwargs)
+            seconds = time.perf_counter() - start
+            kept, given = _two_copies(result, name)
         except ToolUseError as error:
             raise ToolUseError(clean(str(error))) from None
         except Exception as error:
@@ -71,22 +82,12 @@ class Toolbox:
         self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks))
         return given
 
-    def _timed(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, Any], float]:
-        tool = self.tools.get(name)
-        if tool is None:
-            offered = ", ".join(sorted(self.tools)) or "none"
-            raise ToolUseError(f"no tool {name[:80]!r}: this domain offers {offered}")
-        try:
-            check_arguments(tool, args, kwargs)
-        except TypeError as error:
-            raise ToolUseError(f"{name}: {error}") from None
-        start = time.perf_counter()
-        result = tool(*args, **kwargs)
-        seconds = time.perf_counter() - start
-        try:
-            return two_copies(result, f"the result of {name}"), seconds
-        except ValueError as error:
-            raise EpisodeError("tool", str(error)) from None
+
+def _two_copies(result: Any, name: str) -> tuple[Any, Any]:
+    try:
+        return two_copies(result, f"the result of {name}")
+    except ValueError as error:
+        raise EpisodeError("tool", str(error)) from None
 
 
 class Session(ABC):
@@ -124,7 +125,7 @@ class InProcessSession(Session):
 
     def __init__(self, harness: Harness, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
         super().__init__(toolbox)
-        view = TaskView(two_copies(shown, "a task")[0])
+        view = TaskView(two_copies(shown, "a task")[1])
         self._open = True
         self._episode = Run(harness.code, view, self._call, seed, _echo)
 

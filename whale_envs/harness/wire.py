@@ -37,6 +37,8 @@ _READ = 1 << 16  # less than what malloc maps anew each time
 _LENGTH = struct.Struct("!I")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
+#: What a message of a role and a text counts besides the two, and an ask besides its messages where it has no more.
+_MESSAGE_CHARS, _ASK_CHARS = 3 * VALUE_CHARS + len("rolecontent"), 6 * VALUE_CHARS
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
@@ -158,23 +160,45 @@ def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Any:
     return sent if chars <= MAX_CHARS // 2 else plain(sent, what)
 
 
-def ask_of(yielded: object) -> Ask:
-    """The `Ask` that a harness yielded, copied: itself, or a list of messages. `ValueError` for anything else."""
-    ask = yielded if isinstance(yielded, Ask) else Ask(messages=yielded)  # type: ignore[arg-type]
-    if ask.tools is None and ask.max_tokens is None and ask.stop == () and ask.template_kwargs == {}:
-        messages = _text_messages(ask.messages)
-        if messages is not None:
-            return Ask(messages)
-    _check_ask(ask)
-    return _copied(ask, [])
+class Asks:
+    """What the harness of one episode yields, as asks: itself an `Ask`, or a list of messages.
+
+    Most go on from the last one. Of those only the new messages are checked and copied, so that a step costs the same
+    however long the episode is; the asks share the messages before, of which `==` says that they are unchanged.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[Message] = []  # the messages of the last ask
+        self._chars = 0  # what they count
+
+    def next(self, yielded: object) -> Ask:
+        """The ask that was yielded, copied. `ValueError` for anything else."""
+        ask = yielded if isinstance(yielded, Ask) else None
+        messages: Any = ask.messages if ask is not None else yielded
+        kept, chars = self._last, self._chars
+        if not (type(messages) is list and messages[: len(kept)] == kept):
+            kept, chars = [], 0
+        if ask is None or (
+            ask.tools is None and ask.max_tokens is None and ask.stop == () and ask.template_kwargs == {}
+        ):
+            new = _texts(messages, len(kept), chars)
+            if new is not None:
+                self._last, self._chars = kept + new[0], new[1]
+                return Ask(self._last.copy())
+        ask = ask or Ask(messages)
+        _check_ask(ask, len(kept))
+        ask, self._chars = _copied(ask, kept, chars)
+        self._last = ask.messages.copy()
+        return ask
 
 
-def _text_messages(messages: object) -> list[Message] | None:
-    """What `_copied` makes of messages that have a role and a text and no more, at once; None for any others."""
+def _texts(messages: object, start: int, chars: int) -> tuple[list[Message], int] | None:
+    """What `_copied` makes of the messages from `start` on, and its count, at once; None for an ask that has any other
+    than a role and a text in them."""
     if type(messages) is not list or not messages:
         return None
-    chars, copies = 6 * VALUE_CHARS, []
-    for message in messages:
+    copies: list[Message] = []
+    for message in messages[start:]:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
@@ -182,10 +206,10 @@ def _text_messages(messages: object) -> list[Message] | None:
             return None
         if not content.isascii() and clean(content) != content:
             return None
-        chars += 3 * VALUE_CHARS + len("role" + role + "content") + len(content)
+        chars += _MESSAGE_CHARS + len(role) + len(content)
         first = next(iter(message)) == "role"  # an episode's JSON keeps the order
         copies.append({"role": role, "content": content} if first else {"content": content, "role": role})
-    return copies if chars <= MAX_CHARS else None
+    return (copies, chars) if chars + _ASK_CHARS <= MAX_CHARS else None
 
 
 def fields_of(ask: Ask, before: Sequence[Message]) -> list[Any]:
@@ -206,14 +230,20 @@ def ask_from(fields: Any, before: Sequence[Message]) -> Ask:
     _check_ask(ask, len(kept))
     if sum(len(message["content"]) for message in ask.messages) > MAX_CHARS:
         raise ValueError(f"an ask is larger than {MAX_CHARS:,} characters")
-    return _copied(ask, kept)
+    return _copied(ask, kept, 0)[0]
 
 
-def _copied(ask: Ask, kept: list[Message]) -> Ask:
-    """The ask with all but its first messages, which are `kept`, copied."""
-    new = ask.messages[len(kept) :]
-    fields = plain([new, ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs], "an ask")
-    return Ask(kept + fields[0], fields[1], fields[2], tuple(fields[3]), fields[4])
+def _copied(ask: Ask, kept: list[Message], chars: int) -> tuple[Ask, int]:
+    """The ask with all but its first messages, which are `kept` and count `chars`, copied; what its messages count."""
+    walk = _Walk("an ask", tagged=False)
+    walk.spend(chars)
+    messages = kept + [walk.any(message, 2) for message in ask.messages[len(kept) :]]
+    counted = MAX_CHARS - walk.left
+    walk.spend(2 * VALUE_CHARS)  # the list of them, and that of all fields
+    tools, max_tokens, stop, template_kwargs = (
+        walk.any(field, 1) for field in (ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs)
+    )
+    return Ask(messages, tools, max_tokens, tuple(stop), template_kwargs), counted
 
 
 def _same(one: Message, other: Message) -> bool:

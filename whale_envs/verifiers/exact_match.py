@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from whale_envs.episode import Verdict
 
+_ARTICLES = frozenset(("a", "an", "the"))
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -20,7 +21,12 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation, articles and extra white space."""
     text = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLE.sub(" ", text).split())
+    words = text.split()
+    if not "".join(words).isalnum():  # an article may stand between other signs than white space
+        words = _ARTICLE.sub(" ", text).split()
+    elif not _ARTICLES.isdisjoint(words):
+        words = [word for word in words if word not in _ARTICLES]
+    return " ".join(words)
 
 
 def exact_match(answer: str | None, golds: Sequence[str]) -> Verdict:
@@ -28,8 +34,9 @@ def exact_match(answer: str | None, golds: Sequence[str]) -> Verdict:
     given = _normalised(answer)
     if isinstance(given, Verdict):
         return given
-    if any(given == normalise(gold) for gold in golds):
-        return Verdict(1.0, "exact match")
+    for gold in golds:
+        if given == normalise(gold):
+            return Verdict(1.0, "exact match")
     return _none_of_them(given)
 
 
