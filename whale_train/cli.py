@@ -1,4 +1,4 @@
-"""The command line: `whale run`, `train`, `search`, `eval`, `audit`, `report`, `doctor`, `index`, `serve-retrieval`.
+"""The command line: `whale run`, `train`, `search`, `eval`, `report`, and the others that `whale --help` lists.
 
 A user's mistake is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130; a bug is a traceback.
 Nothing heavy is imported before the arguments are understood.
@@ -19,6 +19,14 @@ from typing import Annotated, Literal
 import tyro
 
 from whale_envs.errors import UserError
+from whale_train.archive_commands import (
+    ArchiveConfig,
+    DiffConfig,
+    EpisodeConfig,
+    compare,
+    show_archive,
+    show_episode,
+)
 from whale_train.audit_command import AuditConfig, audit_harness
 from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
@@ -69,6 +77,9 @@ Command = (
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
     | Annotated[ReportConfig, tyro.conf.subcommand("report")]
+    | Annotated[ArchiveConfig, tyro.conf.subcommand("archive")]
+    | Annotated[DiffConfig, tyro.conf.subcommand("diff")]
+    | Annotated[EpisodeConfig, tyro.conf.subcommand("episode")]
     | Annotated[DataConfig, tyro.conf.subcommand("data")]
     | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
     | Annotated[IndexConfig, tyro.conf.subcommand("index")]
@@ -132,6 +143,12 @@ def _execute(command: Command) -> int:
 
         print(write_report(command.run, command.out))
         return 0
+    if isinstance(command, ArchiveConfig):
+        return show_archive(command)
+    if isinstance(command, DiffConfig):
+        return compare(command)
+    if isinstance(command, EpisodeConfig):
+        return show_episode(command)
     if isinstance(command, AuditConfig):
         return audit_harness(command)
     if isinstance(command, IndexConfig):

@@ -133,12 +133,10 @@ class _Index(msgspec.Struct):
 
 
 class Archive:
-    """An archive folder, made if it is not there. Raises `UserError` for one that is broken or of another domain."""
+    """An archive folder, made when something is filed. Raises `UserError` for a broken one or one of another domain."""
 
     def __init__(self, folder: Path, domain: str) -> None:
         self.folder = folder
-        for draft in folder.rglob(".*.tmp"):  # what a killed process had begun to write
-            draft.unlink()
         self._index = _Index(domain)
         self.rounds: list[Round] = []
         try:
@@ -218,7 +216,7 @@ class Archive:
         wanted = {(task, key.weights, episode_seed(key.seed, task, 0)) for task in self.outcomes(hash, key)}
         return [e for e in played if _identity(e) in wanted]
 
-    def outcomes(self, hash: str, key: ScoreKey) -> dict[str, Outcome]:
+    def outcomes(self, hash: str, key: ScoreKey | str) -> dict[str, Outcome]:
         """What came of each task under `key`, by task id."""
         path = self.files(hash) / "outcomes.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -273,7 +271,9 @@ class Archive:
         self._save()
 
     def begin(self, phase: Phase, accepted: str) -> None:
-        """A search begins, or goes on."""
+        """A search begins, or goes on. From here to its end, nobody else writes here."""
+        for draft in self.folder.rglob(".*.tmp"):  # what a killed process had begun to write
+            draft.unlink()
         self._index.phase, self._index.accepted = phase, accepted
         self._save()
 
@@ -305,6 +305,15 @@ class Archive:
 
     def _save(self) -> None:
         write_atomic(self.folder / "archive.json", _pretty(self._index))
+
+
+def read_archive(folder: Path) -> Archive:
+    """The archive in a folder, of whatever domain. Raises `UserError` for one that is broken."""
+    try:
+        domain = msgspec.json.decode((folder / "archive.json").read_bytes(), type=_Index).domain
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{folder} is no archive that this version reads ({error}): give another folder") from None
+    return Archive(folder, domain)
 
 
 def tree_hash(source: str) -> str:

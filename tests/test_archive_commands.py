@@ -1,0 +1,135 @@
+"""Looking at a search: everything that was tried is shown, nothing is changed, and mistakes say what to do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fake_run import make_run
+
+from whale_envs import load_domain, load_harness
+from whale_train import cli
+from whale_train.meta_harness.archive import Archive, Candidate, Phase, Score, ScoreKey
+from whale_train.meta_harness.evaluate import evaluate, split_tasks
+from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.progress import Silent
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", tasks=2)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    """Two harnesses that have played the same 6 tasks, with a policy that answers by what it is shown first."""
+    domain = load_domain("search-qa")
+    tasks, _ = split_tasks(domain.splits.harness, 0.25, 6)
+    golds = {t.shown["question"]: t.gold[0] for t in tasks}
+
+    def answer(request: object) -> str:
+        shown = "\n".join(m["content"] for m in request.ask.messages)  # type: ignore[attr-defined]
+        number = next(i for i, question in enumerate(golds) if question in shown)
+        right = number < 2 or (number < 5 and "passages" in shown)
+        return f"<answer>{list(golds.values())[number] if right else 'nobody'}</answer>"
+
+    archive = Archive(tmp_path_factory.mktemp("archive"), "search-qa")
+    source = load_harness("h0", "search-qa").source
+    policy, key = ScriptedPolicy(answer), ScoreKey("w", tasks.hash, 0)
+    sources = (source, source.replace("Answer factual", "Read the passages. Answer factual"))
+    for text, parents in zip(sources, ([], [load_harness("h0", "search-qa").hash]), strict=True):
+        made = archive.add(text, "It\nhelps.", parents, (), "born")
+        archive.begin(Phase("phase", key), made.hash)
+        score, episodes = evaluate(policy, domain, archive.harness(made.hash), tasks, 0, "unit", Silent())
+        archive.record(made.hash, key, score, episodes)
+    return archive
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    assert cli.main([str(a) for a in args]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_harness_of_every_arm_is_in_the_tree(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    out = said(capsys, "archive", run)
+    for arm in ("whale", "harness-only"):
+        archive = Archive(run / "arms" / arm / "archive", "search-qa")
+        assert str(archive.folder) in out
+        for candidate in archive.candidates:
+            lines = [line for line in out.splitlines() if candidate.hash in line and "harnesses," not in line]
+            assert lines and all(f"{100 * s.mean:.1f} ±" in lines[0] for s in candidate.scores.values())
+    assert "<twice> the words" in out and "accepted" in out
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_comparison_shows_the_change_and_the_tasks_that_it_wins(
+    played: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = played.candidates
+    out = said(capsys, "diff", played.folder, a.hash, b.hash[:6])
+    assert "+SYSTEM = " in out and "Read the passages." in out
+    assert "3 won, 0 lost (sign test p = 0.125)" in out
+    won = [line.split()[1] if line.split()[0] == "won" else "" for line in out.splitlines() if f"{b.hash}/" in line]
+    tasks = played.outcomes(b.hash, played.phase.score_key)  # type: ignore[union-attr]
+    assert len(won) == 3
+    back = said(capsys, "diff", played.folder, b.hash, a.hash)
+    assert "0 won, 3 lost" in back
+    shown = said(capsys, "episode", played.folder, f"{b.hash}/{list(tasks)[2]}")
+    assert shown.count("[user]") == 1 and "score 1" in shown
+    both = said(capsys, "episode", played.folder, list(tasks)[2])
+    assert both.count("[user]") == 2 and "score 0" in both
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("archive", "nowhere"), "no folder nowhere"),
+        (("archive", "."), "has no archive of harnesses"),
+        (("diff", "{run}", "zz", "yy"), "no archive has one harness 'zz' and one 'yy'"),
+        (("diff", "{run}", "", ""), "`whale archive` lists them"),
+        (("episode", "{run}", "nothing/here"), "no episode 'nothing/here'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    args: tuple[str, ...],
+    says: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([a.format(run=run) for a in args]) == 2
+    err = capsys.readouterr().err
+    assert says in err and len(err.splitlines()) == 1
+
+
+def test_a_broken_archive_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "archive.json").write_text("{")
+    assert cli.main(["archive", str(tmp_path)]) == 2
+    assert "no archive that this version reads" in capsys.readouterr().err
+
+
+def test_a_draft_that_a_search_is_writing_stays_when_somebody_looks(played: Archive) -> None:
+    draft = played.folder / ".archive.json.tmp"
+    draft.write_text("half")
+    assert cli.main(["archive", str(played.folder)]) == 0
+    assert draft.exists()
+    Archive(played.folder, "search-qa").begin(played.phase, played.accepted)  # type: ignore[arg-type]
+    assert not draft.exists()
+
+
+def test_a_thousand_harnesses_are_listed_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive, key = Archive(tmp_path / "a", "search-qa"), ScoreKey("w", "d", 0)
+    for number in range(1000):  # a long line of descent, seven children each
+        parents = [f"{number // 7 * 7 - 7:012x}"] if number > 6 else []
+        score = {str(key): Score(number / 1000, 0.01, 100, 2.0, "unit")}
+        name = f"{number:012x}"
+        archive.candidates.append(Candidate(name, name, f"Number {number}.", parents, [], "born", "", score))
+    archive.begin(Phase("phase", key), "0" * 12)
+    began = time.process_time()
+    out = said(capsys, "archive", tmp_path / "a")
+    assert len(out.splitlines()) == 1001
+    assert time.process_time() - began < 10  # 0.5 s on an idle core

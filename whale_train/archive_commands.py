@@ -1,0 +1,196 @@
+"""`whale archive`, `whale diff` and `whale episode`: looking at what a search has tried, in the terminal.
+
+They read a run folder, one arm's folder, or an archive, while it grows or afterwards, and write nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from whale_envs import Episode
+from whale_envs.episode import read_episodes
+from whale_envs.errors import UserError
+from whale_train.meta_harness.archive import Archive, Candidate, Outcome, read_archive
+from whale_train.meta_harness.search import sign_test
+
+#: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
+WIDTH = 160
+#: Generations that are shown further and further in; what comes after stands below each other.
+DEEPEST = 16
+#: Tasks of each kind that a comparison lists.
+LISTED = 12
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """Show the harnesses that a search has tried: who was made from whom, scores, hypotheses, why some were refused."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Compare two harnesses of an archive: the change of the code, and the tasks that one solves and the other not."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+    a: Annotated[str, tyro.conf.Positional]
+    """A harness: its hash, or the beginning of it."""
+    b: Annotated[str, tyro.conf.Positional]
+    """The other one."""
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """Print an episode as a person reads it: what the model was shown and said, the answer, the verdict."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+    id: Annotated[str, tyro.conf.Positional]
+    """HARNESS/TASK as `whale diff` lists them, or TASK alone for every harness that played it."""
+
+
+def show_archive(config: ArchiveConfig) -> int:
+    """`whale archive`."""
+    console = _console()
+    for archive in archives(config.run):
+        refused = sum(bool(c.gate) for c in archive.candidates)
+        scored = [s for c in archive.candidates for s in c.scores.values()]
+        console.print(
+            f"[bold]{archive.folder}[/]: {len(archive.candidates)} harnesses, {refused} refused, "
+            f"{sum(s.n for s in scored):,} rollouts, {len(archive.rounds)} rounds; accepted {archive.accepted}",
+            highlight=False,
+        )
+        for line in _lineage(archive):
+            console.print(line)
+    return 0
+
+
+def compare(config: DiffConfig) -> int:
+    """`whale diff`."""
+    console = _console()
+    archive, a, b = _both(archives(config.run), config.a, config.b)
+    sources = [archive.source(c.hash).splitlines() for c in (a, b)]
+    diff = "\n".join(difflib.unified_diff(*sources, a.hash, b.hash, lineterm=""))
+    console.print(Syntax(diff or "the same source", "diff", background_color="default", word_wrap=True))
+    for key in [key for key in a.scores if key in b.scores]:
+        console.print(f"\nunder {key} (weights-data-seed)", highlight=False)
+        console.print(_outcomes(archive, a, b, key))
+    if not a.scores.keys() & b.scores.keys():
+        console.print("never scored under the same weights, data and seed: there are no tasks to compare")
+    return 0
+
+
+def show_episode(config: EpisodeConfig) -> int:
+    """`whale episode`."""
+    harness, _, task = config.id.rpartition("/")
+    found = list(_episodes(config.run, harness, task))
+    if not found:
+        raise UserError(
+            f"no episode {config.id!r} in {config.run}: expected HARNESS/TASK as `whale diff` lists them, or a task id"
+        )
+    print("\n\n".join(f"{path}\n{episode.transcript()}" for path, episode in found))
+    return 0
+
+
+def archives(run: Path) -> list[Archive]:
+    """The archives under a folder. Raises `UserError` when there is none."""
+    if not run.exists():
+        raise UserError(f"no folder {run}: give one that `whale run` or `whale search` made")
+    places = [run] if (run / "archive.json").exists() else sorted(run.glob("arms/*/archive"))
+    found = [read_archive(place) for place in places if (place / "archive.json").exists()]
+    if not found:
+        raise UserError(f"{run} has no archive of harnesses: give a folder that `whale run` or `whale search` made")
+    return found
+
+
+def _lineage(archive: Archive) -> Iterator[Text]:
+    """A line for each candidate, under the first of its parents and further in than that, the oldest first."""
+    children: dict[str, list[Candidate]] = {}
+    for candidate in archive.candidates:
+        parent = candidate.parents[0] if candidate.parents and candidate.parents[0] in archive else ""
+        children.setdefault(parent, []).append(candidate)
+    waiting = [(candidate, 0) for candidate in reversed(children[""])]
+    while waiting:
+        candidate, depth = waiting.pop()
+        waiting += [(child, depth + 1) for child in reversed(children.get(candidate.hash, []))]
+        yield Text("  " * min(depth, DEEPEST), no_wrap=True, overflow="ellipsis").append(_line(archive, candidate))
+
+
+def _line(archive: Archive, candidate: Candidate) -> Text:
+    accepted = candidate.hash == archive.accepted
+    line = Text()
+    line.append(candidate.hash, "bold green" if accepted else "bold")
+    if accepted:
+        line.append(" accepted", "green")
+    for score in candidate.scores.values():
+        line.append(f" {100 * score.mean:.1f} ± {196 * score.se:.1f} %", "cyan")
+        line.append(f" of {score.n}, {score.turns:.1f} turns")
+    if candidate.gate:
+        line.append(f" refused, {candidate.gate}", "red")
+    if len(candidate.parents) > 1:
+        line.append(f" with {', '.join(candidate.parents[1:])}")
+    first, _, _ = candidate.hypothesis.strip().partition("\n")
+    line.append(f" · {first}", "dim")
+    return line
+
+
+def _outcomes(archive: Archive, a: Candidate, b: Candidate, key: str) -> Table:
+    """Tasks won and lost by `b` against `a`, with the verdicts' reasons."""
+    before, after = archive.outcomes(a.hash, key), archive.outcomes(b.hash, key)
+    shared = [task for task in before if task in after]
+    won = [t for t in shared if after[t].score > before[t].score]
+    lost = [t for t in shared if after[t].score < before[t].score]
+    chance = sign_test(after, before)
+    table = Table(
+        title=f"{a.hash} {_mean(before)}, {b.hash} {_mean(after)} on {len(shared)} tasks: "
+        f"{len(won)} won, {len(lost)} lost (sign test p = {chance:.3g})",
+        title_justify="left",
+    )
+    for head in ("", "episode", f"under {a.hash}", f"under {b.hash}"):
+        table.add_column(head, overflow="fold")
+    for kind, tasks in (("won", won), ("lost", lost)):
+        for task in tasks[:LISTED]:
+            table.add_row(kind, f"{b.hash}/{task}", before[task].reason, after[task].reason)
+        if len(tasks) > LISTED:
+            table.add_row("", f"and {len(tasks) - LISTED} more {kind}", "", "")
+    return table
+
+
+def _mean(outcomes: dict[str, Outcome]) -> str:
+    return f"{100 * sum(o.score for o in outcomes.values()) / max(1, len(outcomes)):.1f} %"
+
+
+def _both(found: list[Archive], a: str, b: str) -> tuple[Archive, Candidate, Candidate]:
+    """The archive that has both harnesses, and the two."""
+    for archive in found:
+        pairs = [[c for c in archive.candidates if c.hash.startswith(name)] for name in (a, b)]
+        if all(len(pair) == 1 for pair in pairs):
+            return archive, pairs[0][0], pairs[1][0]
+    where = ", ".join(str(archive.folder) for archive in found)
+    raise UserError(f"no archive has one harness {a!r} and one {b!r} ({where}): `whale archive` lists them")
+
+
+def _episodes(run: Path, harness: str, task: str) -> Iterator[tuple[Path, Episode]]:
+    """Episodes of a task in archives and tests, each with the file that it is in."""
+    folders = [archive.folder / "candidates" for archive in archives(run)]
+    for path in sorted(p for folder in (*folders, run / "test") for p in folder.glob("*/episodes.jsonl")):
+        for episode in read_episodes(path):
+            if episode.task_id == task and episode.harness.startswith(harness):
+                yield path, episode
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
