@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     started: list[JudgeServer] = []
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(services, "BACKOFF", 0.0)
+    monkeypatch.setattr(services, "PATIENCE", replace(services.PATIENCE, backoff=0.0))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def start(say: Say = lenient) -> JudgeServer:
@@ -154,7 +155,7 @@ def test_a_judge_that_is_down_fails_episodes_and_then_stops_the_run_in_one_line(
     with pytest.raises(UserError, match="8 times in a row") as error:
         judge.verdict("Who?", "Lincoln", GOLDS)
     assert "\n" not in str(error.value) and KEY not in str(error.value)
-    assert len(server.requests) == judging.FAILURES * (services.RETRIES + 1)
+    assert len(server.requests) == judging.FAILURES * (services.PATIENCE.retries + 1)
 
 
 def test_a_success_in_between_starts_the_count_of_failures_anew(serve):

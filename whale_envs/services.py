@@ -1,8 +1,19 @@
-"""What every service with a model behind it has in common: keys from the environment, and which refusals are whose."""
+"""What every service with a model behind it has in common: keys from the environment, whose a refusal is, asking again.
+
+What asking again can mend (429, 5xx, a connection that fails or stays silent, a body that is no answer) is asked
+again, within bounds; then it is a `ServiceError`, as any other refusal of a request is. A key, an account or an address
+that is refused is the user's to mend: `UserError`. Keys are read from the environment and appear in no error.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from types import ModuleType
 from typing import Any
 
 from whale_envs.errors import UserError
@@ -18,6 +29,102 @@ USERS = {
 }
 
 
+class ServiceError(Exception):
+    """A request that was not answered; one line. `transient`: another request may fare better."""
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Who is asked: a model at a base URL with a key ("" for none); `key_name` and `url_name` say where the user sets
+    the two."""
+
+    model: str
+    url: str
+    key: str
+    key_name: str
+    url_name: str
+
+    def line(self, text: str) -> str:
+        """One line that says who failed, without the key: a service may say it back."""
+        said = f"{self.model} at {self.url}: {text}"
+        return " ".join((said.replace(self.key, "(the key)") if self.key else said).split())[:400]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a service is waited for: how often a request is sent again; seconds before it is, doubled each time;
+    the longest such wait, whatever the service asks for; seconds without a word after which a connection counts as
+    dead; seconds for all of it together."""
+
+    retries: int
+    backoff: float
+    max_wait: float
+    silence: float
+    total: float
+
+
+def client(make: Callable[..., Any], key: str, silence: float, url_name: str, url: str | None = None) -> Any:
+    """The client of an SDK; `url` None leaves it to the SDK to look into the environment.
+
+    Raises `UserError` for what is no URL.
+    """
+    import httpx2
+
+    given = {"base_url": url} if url else {}
+    timeout = httpx2.Timeout(silence, connect=min(silence, 10.0))
+    try:  # the SDKs wait for as long as a service asks them to, be it days: asking again is done here
+        return make(api_key=key or "none", max_retries=0, timeout=timeout, **given)
+    except httpx2.InvalidURL as error:
+        raise UserError(f"{url_name} {url or os.environ.get(url_name)!r}: {error}") from None
+
+
+def asked(
+    endpoint: Endpoint,
+    sdk: ModuleType,
+    send: Callable[[], Any],
+    patience: Patience,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Any:
+    """What a request is answered with; the SDKs of Anthropic and OpenAI have the same errors.
+
+    A `ValueError` of `send` stands for a body that is no answer. Raises `ServiceError`, and `UserError` for what the
+    user must mend.
+    """
+    deadline = time.monotonic() + patience.total
+    jitter = random.Random()  # so that many threads do not come back all at once; decides no result
+    for attempt in range(patience.retries + 1):
+        wait = 0.0
+        try:
+            return send()
+        except sdk.APITimeoutError:
+            failure = f"nothing was heard for {patience.silence:g} s"
+        except sdk.APIStatusError as error:
+            failure = f"HTTP {error.status_code} ({getattr(error, 'api_message', None) or error.message})"
+            wait = _wait(endpoint, error, endpoint.line(failure))
+        except (sdk.APIError, ValueError) as error:  # ValueError: a body that is no JSON of the API's kind
+            failure = f"{type(error).__name__}: {error}"
+        wait = min(wait or patience.backoff * 2**attempt * jitter.uniform(0.75, 1.0), patience.max_wait)
+        if attempt == patience.retries or time.monotonic() + wait > deadline:
+            break
+        sleep(wait)
+    raise ServiceError(endpoint.line(f"{failure} (asked {attempt + 1} times)"), transient=True)
+
+
+def _wait(endpoint: Endpoint, error: Any, line: str) -> float:
+    """The seconds that the service asks to wait, 0 for none. Raises when asking again would not help."""
+    status = error.status_code
+    if status in USERS:
+        what = USERS[status].format(key=endpoint.key_name, url=endpoint.url_name)
+        raise UserError(f"{line}: {what}") from None
+    if status not in TRANSIENT and status < 500:
+        raise ServiceError(line) from None
+    return retry_after(error.response)
+
+
 def read_key(name: str, otherwise: str) -> str:
     """The key in an environment variable; `UserError` if it is missing or malformed, with what to do `otherwise`."""
     key = os.environ.get(name, "").strip()
@@ -27,7 +134,17 @@ def read_key(name: str, otherwise: str) -> str:
     return key
 
 
+def openai_key(otherwise: str, own_server: bool) -> str:
+    """The key in OPENAI_API_KEY, "" where none is set and a server of one's own may want none; else as `read_key`."""
+    return "" if own_server and not os.environ.get("OPENAI_API_KEY") else read_key("OPENAI_API_KEY", otherwise)
+
+
 def retry_after(response: Any) -> float:
-    """The seconds that a service asks to wait, 0 for none: the header may be a date too."""
-    asked = response.headers.get("retry-after", "")
-    return float(asked) if asked.isdecimal() else 0.0
+    """The seconds that a service asks to wait, 0 for none: in the header is their number, or a date."""
+    asked = response.headers.get("retry-after", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        return max(0.0, parsedate_to_datetime(asked).timestamp() - time.time())
+    except ValueError:
+        return 0.0

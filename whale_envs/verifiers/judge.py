@@ -29,8 +29,9 @@ import msgspec
 
 from whale_envs.episode import Verdict, write_atomic
 from whale_envs.errors import EpisodeError, UserError
+from whale_envs.services import ServiceError
 from whale_envs.verifiers.exact_match import exact_match, normalise
-from whale_envs.verifiers.judge_services import Service, ServiceError, connect
+from whale_envs.verifiers.judge_services import Service, connect
 from whale_envs.verifiers.rewards import questions, short_answers, short_golds
 
 #: Dollars a million tokens in and out, as platform.claude.com/docs/en/about-claude/pricing said in September 2026, of
