@@ -20,7 +20,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     `prompt_ids` and `completion_ids` are the token ids that were in the model's context and that it sampled (the
     turn-ending token among them), `logprobs` the sampled tokens' log-probabilities; all None from a policy that
-    does not know them.
+    does not know them. `counted` are the prompt and completion tokens as a service counts them that does not show them,
+    and `dollars` what it asked for the call. `tool_calls` are `{"name": ..., "arguments": {...}}`.
     """
 
     text: str
@@ -29,10 +30,17 @@ class Reply(msgspec.Struct, frozen=True):
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    counted: tuple[int, int] | None = None
+    dollars: float = 0.0
 
     def view(self) -> ReplyView:
         """What a harness sees of it."""
         return ReplyView(self.text, self.finish_reason, tuple(self.tool_calls))
+
+    def said(self) -> str:
+        """The text for people, with the calls that a service gives apart from it."""
+        apart = self.tool_calls if "<tool_call>" not in self.text else []
+        return "\n".join([self.text, *(msgspec.json.encode(call).decode() for call in apart)])
 
 
 def _went_alike(one: msgspec.Struct, other: object) -> bool:
@@ -125,6 +133,13 @@ class Episode(msgspec.Struct, eq=False):
         """Whether any model call was cut off by a token cap."""
         return any(c.reply.finish_reason == "length" for c in self.calls)
 
+    def shown(self) -> Iterator[Message]:
+        """What the model was shown, in order: of every call the messages that the one before it did not have."""
+        last: list[Message] = []
+        for call in self.calls:
+            yield from call.messages[len(last) :] if call.messages[: len(last)] == last else call.messages
+            last = call.messages
+
     def turns(self, waiting: list[Message] | None = None) -> Iterator[Turn]:
         """The episode in order, each message once; `waiting` is an ask that has no reply yet."""
         shown: list[Message] = []
@@ -147,7 +162,7 @@ class Episode(msgspec.Struct, eq=False):
             lines += [f"[{m['role']}] {m['content']}" for m in turn.messages]
             if turn.reply:
                 cut = "  (cut off by the token cap)" if turn.reply.finish_reason == "length" else ""
-                lines.append(f"[assistant] {turn.reply.text}{cut}")
+                lines.append(f"[assistant] {turn.reply.said()}{cut}")
         if self.failure:
             lines.append(f"failure ({self.failure.owner}): {self.failure.message}")
         lines.append(f"answer {self.answer!r} · score {self.score:g} · {self.verdict.reason}")

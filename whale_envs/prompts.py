@@ -10,6 +10,9 @@ before rendering, found out once by rendering probes:
 
 The generation prompt always follows the last message, an assistant's too: an assistant's message is history, not
 the beginning of the next reply.
+
+Tool schemas are shown as the template shows them, and calls are read in the way in which it writes them (`tool_calls`);
+a message whose text already has its calls, as a reply's does, shows them once.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import msgspec
 from whale_envs.episode import Call
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, Message
+from whale_envs.tool_calls import FAMILIES, Family, ToolUse, linked, name_and_arguments, read_calls
 
 #: Rendered prompts that are kept for their episodes' next calls.
 REMEMBERED = 1024
@@ -82,6 +86,7 @@ class Prompts:
         self._system_role = self._shows([_message("system"), _message("user", "x")])
         self._same_role = self._shows([_message("user"), _message("user", "x")])
         self._userless = self._shows([_message("system")])
+        self._family = self._call_family() if self._tools else None
         self._rendered: dict[bytes, str] = {}
         self.ends = frozenset({*eos, *self._turn_end()})
         self.end_texts = {i: self.decode([i]) for i in self.ends}
@@ -113,6 +118,16 @@ class Prompts:
         texts = [part[1] for part in parts if not isinstance(part, PromptError)]
         encoded = iter(self.encode(texts))
         return [part if isinstance(part, PromptError) else part[0] + next(encoded) for part in parts]
+
+    def calls(self, text: str, prompt: Sequence[int], tools: list[dict[str, Any]] | None) -> list[ToolUse]:
+        """The tool calls in what a model said after these prompt ids.
+
+        None when it was shown no `tools`, or when its template writes calls in a way that is not known.
+        """
+        if not tools or self._family is None:
+            return []
+        thinking = self.decode(prompt[-8:]).rstrip().endswith("<think>")
+        return read_calls(text, self._family, tools, thinking)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of rendered texts; the template has put in the special tokens, none are added."""
@@ -181,7 +196,27 @@ class Prompts:
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         return [i for i in tail[:1] if i in special or i in self.tokenizer.all_special_ids]
 
+    def _call_family(self) -> Family | None:
+        """The family whose reader reads a call back that the template has shown."""
+        call: ToolUse = {"name": _MARK, "arguments": {_MARK: _MARK}}
+        messages = [_message("user", "x"), {**_message("assistant", ""), "tool_calls": [call]}, _message("tool", "y")]
+        try:
+            text = self._render(linked(messages), [_SCHEMA])
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+            return None
+        return next((family for family in FAMILIES if call in read_calls(text, family)), None)
+
+    def _once(self, message: Message) -> Message:
+        """A message without the calls that its text already shows."""
+        if self._family is None or not message.get("tool_calls"):
+            return message
+        shown = [call["name"] for call in read_calls(message["content"], self._family)]
+        if shown != [name_and_arguments(call)[0] for call in message["tool_calls"]]:
+            return message
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+
     def _adapt(self, messages: list[Message]) -> list[Message]:
+        messages = linked([self._once(m) for m in messages])
         if not self._tool_role:
             messages = [_message("user", m["content"]) if m["role"] == "tool" else m for m in messages]
         if not self._system_role:

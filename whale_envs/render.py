@@ -88,8 +88,7 @@ def _message(role: str, content: str, note: str = "") -> str:
 
 def _reply(reply: Reply) -> str:
     cut = ' <span class="note">cut off by the token cap</span>' if reply.finish_reason == "length" else ""
-    called = "".join(f"\n{_json(call)}" for call in reply.tool_calls)
-    return _message("assistant", reply.text + called, cut)
+    return _message("assistant", reply.said(), cut)
 
 
 def _tool(call: ToolCall) -> str:

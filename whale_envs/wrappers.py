@@ -116,8 +116,10 @@ class TokenPrompt(_Prompted[npt.NDArray[np.int64]]):
         self.observation_space = TokenIds(len(tokenizer))
         self.action_space = TokenIds(len(tokenizer))
         self._prompt: list[int] = []
+        self._tools: list[dict[str, Any]] | None = None
 
     def _shown(self, ask: Ask | None, previous: Call | None) -> npt.NDArray[np.int64]:
+        self._tools = ask.tools if ask else None
         if ask is None:
             self._prompt = []
         else:
@@ -133,4 +135,6 @@ class TokenPrompt(_Prompted[npt.NDArray[np.int64]]):
             raise UserError(f"an action is an array of token ids of {self.action_space}, not {action!r:.80}")
         ids: list[int] = given.tolist()
         cut = len(ids) >= self._max_tokens > 0 and ids[-1] not in self.prompts.ends
-        return Reply(self.prompts.text(ids), "length" if cut else "stop", [], self._prompt, ids)
+        text = self.prompts.text(ids)
+        calls = self.prompts.calls(text, self._prompt, self._tools)
+        return Reply(text, "length" if cut else "stop", calls, self._prompt, ids)

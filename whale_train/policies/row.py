@@ -105,7 +105,8 @@ class Rows:
         if row.error:
             return row.ticket, PolicyError(row.error)
         text = self._prompts.text(row.completion)
-        return row.ticket, Reply(text, row.finish, [], row.prompt, row.completion, row.logprobs)
+        calls = self._prompts.calls(text, row.prompt, row.request.ask.tools)
+        return row.ticket, Reply(text, row.finish, calls, row.prompt, row.completion, row.logprobs)
 
 
 def _past(request: Request, prompt: list[int]) -> tuple[int, ...] | None:

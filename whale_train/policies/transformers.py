@@ -32,7 +32,7 @@ class TransformersPolicy(Policy):
     "stop"); a reply that reaches its cap, or the end of the model's context, has "length". One of an ask's `stop`
     strings ends a reply too ("stop"), and stays in the text. `logprobs` are the sampled tokens' log-probabilities
     under the plain model: temperature 1, no top-k, no top-p. `text` is the completion decoded, special tokens
-    shown, without the turn-ending token.
+    shown, without the turn-ending token; where the ask has tools, `tool_calls` are those that are in it.
 
     A reply is decided by weights, prompt and `Request.seed`; what else is in the batch changes logits in the last
     bits only. The model may be one that a trainer in the same process trains: call `weights_changed()` after each
