@@ -68,7 +68,7 @@ def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES
     source = h0.source.replace("PASSAGES = 1", "PASSAGES = 2").replace("WORDS = 24", "WORDS = 48")
     changed = Harness(source, "changed", trusted=True)
     config = RunConfig(out=folder)
-    with RunFolder(config, {"harness": h0.hash, "data": domain.splits.test.hash, "weights": "w0"}, "full") as run:
+    with RunFolder(config, "full") as run:
         for arm in arms:
             home, rows = folder / "arms" / arm, []
             ledger = Ledger(home / "ledger.jsonl")

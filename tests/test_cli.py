@@ -16,7 +16,8 @@ import pytest
 from policy_models import tiny_model, tiny_tokenizer
 
 from whale_envs import sandbox
-from whale_train import cli, commands
+from whale_train import cli
+from whale_train.policies import load
 from whale_train.policies.scripted import ScriptedPolicy
 
 HARNESS = "def run(task, tools):\n"
@@ -41,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedPolicy:
     """Stands in for every policy; it answers "x", and counts what it is asked."""
     policy = ScriptedPolicy(lambda request: "<answer>x</answer>")
-    monkeypatch.setattr(commands, "load_policy", lambda *args: policy)
+    monkeypatch.setattr(load, "load_policy", lambda *args: policy)
     return policy
 
 
@@ -63,7 +64,7 @@ def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("evl", "evl"),
         ("run --epoch 3", "did you mean --epochs?"),
         ("run --epochs x", "--epochs"),
-        ("run --epochs 0", "--epochs 0.0: expected more than 0"),
+        ("run --epochs 0", "--epochs 0: expected more than 0"),
         ("run --epochs nan", "--epochs nan"),
         ("run --rounds 1.5", "--rounds"),
         ("eval --seed -1", "--seed -1"),
@@ -78,7 +79,7 @@ def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("eval --domain math --dataset nowhere.jsonl", "nowhere.jsonl"),
         ("eval --domain chess --dataset nowhere.csv", "nowhere.csv"),
         ("run --proposer mutatoin", "did you mean 'mutation'?"),
-        ("run --proposer anthropic", "set ANTHROPIC_API_KEY"),
+        ("run --proposer anthropic", "ANTHROPIC_API_KEY is not set"),
         ("search --proposer anthropic", "--proposer mutation"),
         ("report", "run"),
         ("report nowhere", "nowhere is no run folder"),
@@ -146,7 +147,7 @@ def test_harness_that_loops_for_ever(capsys: pytest.CaptureFixture[str], scripte
 
 
 def test_policy_that_returns_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "load_policy", lambda *args: ScriptedPolicy(lambda request: " \n", "mute"))
+    monkeypatch.setattr(load, "load_policy", lambda *args: ScriptedPolicy(lambda request: " \n", "mute"))
     assert "policy mute returned nothing" in one_line(capsys, "eval", "--limit", "2")
 
 

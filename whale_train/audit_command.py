@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
+from whale_envs.harness.load import load_harness
 from whale_train.config import Job
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class AuditConfig(Job):
         self._positive("tasks")
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """See `Job.splits`."""
+        return ("harness",)
+
+    @property
     def folder(self) -> Path:
         """Where the run goes: a folder for each state of a file that is being edited."""
         return self.out or Path("runs") / f"{self.kind}-{self.domain}-{self.start().hash}-{self.seed}"
@@ -42,24 +48,20 @@ def audit_harness(config: AuditConfig) -> int:
     """Audit, keep the result, print it as a table; returns the exit code."""
     import msgspec
 
-    from whale_envs import sandbox
-    from whale_train.console import ConsoleProgress, quieten
-    from whale_train.meta_harness.audit import Audit, audit
-    from whale_train.policies.load import load_policy
-    from whale_train.run_folder import RunFolder
+    from whale_train.commands import begun
+    from whale_train.console import ConsoleProgress
 
-    if config.unsafe:
-        sandbox.allow_unsafe()
-    quieten()
-    domain, harness = config.load_domain(), config.start()
-    policy, tasks = load_policy(config.policy, config.domain), domain.splits.harness
-    hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
-    with RunFolder(config, hashes, sandbox.tier()) as folder:
+    # whether the harness works is for the audit to say: what is tried is the policy, under one that does
+    with begun(config, load_harness("h0", config.domain)) as (folder, policy):
+        from whale_train.meta_harness.audit import Audit, audit
+
+        domain = config.load_domain()
+        tasks = domain.splits.harness
         if folder.finished:
             found = msgspec.json.decode((folder.path / "result.json").read_bytes(), type=Audit)
         else:
             with ConsoleProgress(config.kind, min(config.tasks, len(tasks))) as progress:
-                found = audit(policy, domain, harness, tasks, config.tasks, config.seed, progress)
+                found = audit(policy, domain, config.start(), tasks, config.tasks, config.seed, progress)
                 progress.finish()
             folder.write_result(passed=found.passed, **msgspec.structs.asdict(found))
     print_audit(config.harness, found)

@@ -1,171 +1,92 @@
 """The command line: `whale run`, `train`, `search`, `eval`, `report`, and the others that `whale --help` lists.
 
-A user's mistake is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130; a bug is a traceback.
-Nothing heavy is imported before the arguments are understood.
+A user's mistake is one line on stderr and exit code 2; Ctrl-C, SIGTERM and SIGHUP are one line and exit code 128 and
+the signal's number; a bug is a traceback. This module imports next to nothing, so that there is no moment after the
+interpreter's own start at which Ctrl-C meets nobody.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
-import re
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
-import tyro
-
-from whale_envs.errors import UserError
-from whale_train.archive_commands import (
-    ArchiveConfig,
-    DiffConfig,
-    EpisodeConfig,
-    compare,
-    show_archive,
-    show_episode,
-)
-from whale_train.audit_command import AuditConfig, audit_harness
-from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
-from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
+#: What the system says of a place that the user chose, and that only the user can mend.
+PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EIO)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True)
-class ReportConfig:
-    """Write report.html and report.png from a run folder."""
+class Stopped(KeyboardInterrupt):
+    """A signal has asked this process to end."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """A folder that `whale run`, train or search made."""
-    out: Path | None = None
-    """Where to write; by default into the run folder."""
-
-
-@dataclass(frozen=True)
-class DoctorConfig:
-    """Say what this machine can do, and what to do about what it cannot."""
-
-    out: Path = Path("runs")
-    """The folder that runs would go to."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Make a folder for --dataset of the other commands, from the hub or from files: `whale data prepare DOMAIN`."""
-
-    action: Annotated[Literal["prepare"], tyro.conf.Positional]
-    """What to do with data."""
-    domain: Annotated[str, tyro.conf.Positional]
-    """search-qa, math or chess."""
-    source: str
-    """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file or folder of your own."""
-    out: Path
-    """The folder to write."""
-    seed: int = 0
-    """Decides which rows are drawn."""
-    revision: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """REPO=REVISION of a set of the hub, in place of the pinned commit; may be given again."""
-    corpus: bool = False
-    """Download the 2018 Wikipedia corpus (5.1 GB) for search-qa into the folder too."""
-
-
-Command = (
-    Annotated[RunConfig, tyro.conf.subcommand("run")]
-    | Annotated[TrainConfig, tyro.conf.subcommand("train")]
-    | Annotated[SearchConfig, tyro.conf.subcommand("search")]
-    | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
-    | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
-    | Annotated[ReportConfig, tyro.conf.subcommand("report")]
-    | Annotated[ArchiveConfig, tyro.conf.subcommand("archive")]
-    | Annotated[DiffConfig, tyro.conf.subcommand("diff")]
-    | Annotated[EpisodeConfig, tyro.conf.subcommand("episode")]
-    | Annotated[DataConfig, tyro.conf.subcommand("data")]
-    | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
-    | Annotated[IndexConfig, tyro.conf.subcommand("index")]
-    | Annotated[ServeRetrievalConfig, tyro.conf.subcommand("serve-retrieval")]
-)
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        return _execute(_parse(sys.argv[1:] if argv is None else argv))
+        with _heeding():
+            return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt as stop:
+        number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
+        return _fail("stopped; the same command goes on from here", 128 + number)
+
+
+def _run(argv: Sequence[str]) -> int:
+    from whale_envs.errors import UserError
+
+    try:
+        from whale_train import arguments
+
+        code = arguments.execute(arguments.parse(argv))
+        sys.stdout.flush()  # here, and not as the interpreter ends, where nobody would say what went wrong
+        return code
     except UserError as error:
         return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _fail("stopped; the same command goes on from here", 130)
     except BrokenPipeError:  # somebody's `| head` has read enough
-        return 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" for {error.filename}" if error.filename else ""
-        return _fail(f"no space left on the disk{where}: free some, then run the same command again", 2)
+        where = error.filename if isinstance(error.filename, str) else None
+        if error.errno in FULL:
+            return _fail(f"no space left{f' for {where}' if where else ''}: free some, then run the same again", 2)
+        if error.errno in PLACES and where:
+            return _fail(f"cannot use {where}: {error.strerror}; give another place, or see who may use it", 2)
+        raise
 
 
-def _parse(argv: Sequence[str]) -> Command:
-    """The command that the arguments ask for. tyro's boxed complaints become one line."""
-    said = io.StringIO()
+@contextmanager
+def _heeding() -> Iterator[None]:
+    """Raise `Stopped` at a signal that asks to end, unless whoever started us has it ignored (nohup, say)."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in heeded:  # a second signal ends the process wherever it is
+            signal.signal(other, signal.SIG_DFL)
+        raise Stopped(number)
+
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if here}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, stop)
     try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(  # type: ignore[call-overload, no-any-return]
-                Command,
-                args=argv,
-                prog="whale",
-                description="Train a language-model agent's weights and its harness in turn.",
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-            )
-    except SystemExit as end:
-        if end.code in (None, 0):
-            raise
-        raise UserError(_one_line(said.getvalue())) from None
-
-
-def _one_line(boxed: str) -> str:
-    """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
-    sections = " ".join("|" if line and set(line) in ({"─"}, {"-"}) else line for line in lines[1:]).split("|")
-    # where the terminal takes no box characters, a rule stands below the title too
-    gist = next((g for section in sections if (g := re.sub(r"\s+", " ", section).strip())), "")
-    meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
-    hint = f"; did you mean {meant[1]}?" if meant else ""
-    return f"{gist or 'these arguments are not understood'}{hint} (whale --help lists what there is)"
-
-
-def _execute(command: Command) -> int:
-    if isinstance(command, DoctorConfig):
-        from whale_train.doctor import doctor
-
-        return doctor(command.out)
-    if isinstance(command, ReportConfig):
-        from whale_train.report import write_report
-
-        print(write_report(command.run, command.out))
-        return 0
-    if isinstance(command, ArchiveConfig):
-        return show_archive(command)
-    if isinstance(command, DiffConfig):
-        return compare(command)
-    if isinstance(command, EpisodeConfig):
-        return show_episode(command)
-    if isinstance(command, AuditConfig):
-        return audit_harness(command)
-    if isinstance(command, IndexConfig):
-        return index(command)
-    if isinstance(command, ServeRetrievalConfig):
-        return serve_retrieval(command)
-    if isinstance(command, DataConfig):
-        from whale_train.data import prepare_data
-
-        return prepare_data(command.domain, command.source, command.out, command.seed, command.revision, command.corpus)
-    from whale_train import commands
-
-    return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)
+        yield
+    finally:
+        for number in heeded:
+            if signal.getsignal(number) is stop:
+                signal.signal(number, before[number])
 
 
 def _fail(line: str, code: int) -> int:
-    print(f"whale: {line}", file=sys.stderr)
+    print(f"whale: {' '.join(line.split())}", file=sys.stderr)
     return code
 
 

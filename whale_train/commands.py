@@ -1,26 +1,31 @@
-"""What the commands that make a run folder do, once their arguments are understood."""
+"""What the commands that make a run folder do, once their arguments are understood.
+
+What can be said without torch is said before it is loaded: a harness that is not there, a folder that is another run's.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from whale_envs import sandbox
-from whale_train.config import EvalConfig, SearchOptions
+from whale_envs import Harness, sandbox
+from whale_train.config import MOST, EvalConfig, Job
 from whale_train.console import ConsoleProgress, quieten
-from whale_train.evaluate import Evaluation, evaluate
-from whale_train.meta_harness.proposers import load_proposer
-from whale_train.policies.load import load_policy
-from whale_train.preflight import preflight
-from whale_train.run import run
 from whale_train.run_folder import RunFolder
-from whale_train.whale import Experiment
+
+if TYPE_CHECKING:
+    from whale_train.evaluate import Evaluation
+    from whale_train.policies.base import Policy
+    from whale_train.whale import Experiment
 
 
 def experiment(config: Experiment) -> int:
     """`whale run`, `train` and `search`: run it, then say the result and where the report is."""
-    _prepare(config.unsafe)
-    if isinstance(config, SearchOptions):
-        load_proposer(config.proposer)  # says now, and not after a weight phase, that its key is missing
+    look_at(config)
+    from whale_train.run import run
+
+    quieten()
     folder = run(config)
     print(folder / "report.html")
     return 0
@@ -28,15 +33,12 @@ def experiment(config: Experiment) -> int:
 
 def evaluation(config: EvalConfig) -> int:
     """`whale eval`: evaluate, keep every episode, say the result."""
-    _prepare(config.unsafe)
-    domain, harness = config.load_domain(), config.start()
-    policy = load_policy(config.policy, config.domain)
-    tasks = domain.splits[config.split]
-    hashes = {"harness": harness.hash, "data": tasks.hash, "weights": policy.weights_hash}
-    with RunFolder(config, hashes, sandbox.tier()) as folder:
-        if not folder.finished:
-            preflight(policy, domain, harness)
-        episodes = min(len(tasks), config.limit or len(tasks)) * config.repeats
+    harness = config.start()
+    with begun(config, harness) as (folder, policy):
+        from whale_train.evaluate import evaluate
+
+        domain = config.load_domain()
+        episodes = min(len(domain.splits[config.split]), config.limit or MOST) * config.repeats
         with ConsoleProgress(config.kind, episodes) as progress:
             found, _ = evaluate(
                 policy,
@@ -56,10 +58,30 @@ def evaluation(config: EvalConfig) -> int:
     return 0
 
 
-def _prepare(unsafe: bool) -> None:
-    if unsafe:
+def look_at(config: Job) -> None:
+    """Say what is wrong with what was given, as far as that goes without torch."""
+    if config.unsafe:
         sandbox.allow_unsafe()
-    quieten()
+    config.check()
+
+
+@contextmanager
+def begun(config: Job, tried: Harness) -> Iterator[tuple[RunFolder, Policy]]:
+    """The run folder and the policy of a job that this process does itself.
+
+    Raises `UserError` when one of them is not fit, or a few episodes of the policy under the harness `tried` all fail.
+    """
+    look_at(config)
+    with RunFolder(config, sandbox.tier()) as folder:
+        from whale_train.policies.load import load_policy
+        from whale_train.preflight import preflight
+
+        quieten()
+        policy = load_policy(config.policy, config.domain)
+        folder.starts_from(policy.weights_hash)
+        if not folder.finished:
+            preflight(policy, config.load_domain(), tried)
+        yield folder, policy
 
 
 def _fields(found: Evaluation) -> dict[str, Any]:

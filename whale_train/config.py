@@ -6,7 +6,6 @@ before torch is loaded.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,12 +15,15 @@ from whale_envs.domains import DOMAINS, load_domain
 from whale_envs.errors import UserError, unknown
 from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
+from whale_train.meta_harness.proposers import PROPOSERS, need_key
+from whale_train.policies.find import find_model
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.search import SearchConfig as PhaseConfig
     from whale_train.rsft.phase import WeightPhaseConfig
 
-PROPOSERS = ("mutation", "anthropic")
+#: Most of anything that is counted, and the largest seed: what is larger was not meant, and fits no file's numbers.
+MOST, MOST_SEED = 1_000_000_000, 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,27 @@ class Job:
             raise UserError(f"--policy {self.policy!r}: expected tiny or hf:DIR, a folder with a model's files")
         if self.policy != "tiny" and not self.policy.startswith("hf:"):
             raise unknown("policy", self.policy, ("tiny", "hf:DIR"))
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed}: expected 0 or more")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise UserError(f"--seed {self.seed}: expected 0 to {MOST_SEED}")
+
+    def check(self) -> None:
+        """Read all that was given, as far as that goes without torch: a mistake is heard of within a second or two.
+
+        Raises `UserError` for what cannot be used.
+        """
+        self.start()
+        find_model(self.policy, self.domain)
+        self.load_domain()
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits whose tasks decide the result."""
+        return SPLITS
+
+    def hashes(self) -> dict[str, str]:
+        """The hashes of the harness and the data that decide the result."""
+        sets = self.load_domain().splits
+        return {"harness": self.start().hash, "data": "-".join(sets[split].hash for split in self.splits)}
 
     def load_domain(self) -> Domain:
         """The domain with its data and its verifier. Raises `UserError` for what cannot be used."""
@@ -82,8 +103,9 @@ class Job:
     def _positive(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0")
+            if value is not None and not 0 < value <= MOST:
+                limit = "more than 0" if not value > 0 else f"at most {MOST:,}"
+                raise UserError(f"--{name.replace('_', '-')} {value:.10g}: expected {limit}")
 
 
 @dataclass(frozen=True)
@@ -121,6 +143,13 @@ class WeightOptions(ArmOptions):
     lr: float = 2e-4
     """Learning rate of AdamW, constant."""
 
+    def check(self) -> None:
+        """See `Job.check`."""
+        super().check()
+        tasks = self.load_domain().splits.weight
+        if self.prompts > len(tasks):
+            raise UserError(f"--prompts {self.prompts}: {tasks.name} has {len(tasks)} tasks; give at most as many")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._positive("epochs", "prompts", "group", "minibatch", "micro_batch", "lr")
@@ -153,6 +182,11 @@ class SearchOptions(ArmOptions):
         if self.proposer not in PROPOSERS:
             raise unknown("proposer", self.proposer, PROPOSERS)
         self._positive("rounds", "candidates", "tasks")
+
+    def check(self) -> None:
+        """See `Job.check`."""
+        need_key(self.proposer)
+        super().check()
 
     @property
     def search(self) -> PhaseConfig:
@@ -211,3 +245,8 @@ class EvalConfig(Job):
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
         self._positive("repeats", "limit")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """See `Job.splits`."""
+        return (self.split,)

@@ -34,19 +34,13 @@ from whale_train.whale import Experiment, Snapshot, costs, cycle_ends, harness_o
 def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
     began, config = time.time(), config.resolved()
-    domain, harness = config.load_domain(), config.start()
     cores = min(os.cpu_count() or 1, max(2, len(config.arms)))
-    with pool(cores, config.unsafe) as workers:
-        hashes = {
-            "harness": harness.hash,
-            "data": "-".join(domain.splits[s].hash for s in ("weight", "harness", "test")),
-            "weights": workers.call(_weights_hash, config),
-        }
-        with RunFolder(config, hashes, sandbox.tier()) as folder:
-            if not folder.finished:
-                workers.call(_preflight, config)
-            _run(config, folder, workers, began)
-            return folder.path
+    with RunFolder(config, sandbox.tier()) as folder, pool(cores, config.unsafe) as workers:
+        folder.starts_from(workers.call(_weights_hash, config))
+        if not folder.finished:
+            workers.call(_preflight, config)
+        _run(config, folder, workers, began)
+        return folder.path
 
 
 def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> None:

@@ -22,7 +22,6 @@ import whale_envs
 from whale_envs.episode import write_atomic
 from whale_envs.errors import UserError
 from whale_train.config import Job
-from whale_train.evaluate import Evaluation
 
 #: Third parties whose version can change a result.
 PACKAGES = ("torch", "transformers", "trl", "gymnasium", "numpy", "chess", "bm25s", "math-verify")
@@ -45,16 +44,15 @@ class RunFolder:
 
     Args:
         job: the configuration; its `folder` is made if it is not there.
-        hashes: of the harness, the data and the weights at the start.
         tier: the sandbox tier that the run has.
 
     Raises `UserError` when another configuration or another process has the folder, when it holds other files, and
-    when it cannot be written.
+    when it cannot be written. That is known before the weights are, which take time to load: see `starts_from`.
     """
 
-    def __init__(self, job: Job, hashes: dict[str, str], tier: str) -> None:
+    def __init__(self, job: Job, tier: str) -> None:
         self.path, self.job = job.folder, job
-        self.info = RunInfo(job.kind, command_line(), job.identity(), versions(), hashes, job.seed, tier)
+        self.info = RunInfo(job.kind, command_line(), job.identity(), versions(), job.hashes(), job.seed, tier)
         self._lock: TextIO | None = None
 
     def __enter__(self) -> RunFolder:
@@ -62,7 +60,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}; give another --out") from None
+            raise UserError(f"cannot write to {error.filename}: {error.strerror}; give another --out") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,14 +80,21 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
+    def starts_from(self, weights: str) -> None:
+        """Note the hash of the weights that the run starts from. Raises `UserError` when the folder has others."""
+        self.info = msgspec.structs.replace(self.info, hashes={**self.info.hashes, "weights": weights})
+        self._claim()
+
     def _claim(self) -> None:
+        """Write `run.json`, unless it is there and says the same of what is known so far."""
         path = self.path / "run.json"
         others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p != path)
         if path.exists():
-            changed = _changes(read_run(self.path), self.info)
+            there = read_run(self.path)
+            changed = _changes(there, self.info)
             if changed and others:
                 raise UserError(f"{self.path} holds another run ({changed}): give another --out, or remove the folder")
-            if not changed:
+            if not changed and self.info.hashes.keys() <= there.hashes.keys():
                 return  # else nothing was played yet: a mended harness may take the folder
         elif others:
             raise UserError(f"{self.path} is no run folder (it holds {others[0]}): give a new or empty folder to --out")
@@ -106,11 +111,6 @@ class RunFolder:
         result = {**fields, **info}
         write_atomic(self.path / "result.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
         return result
-
-
-def from_to(initial: Evaluation, final: Evaluation) -> dict[str, Any]:
-    """The part of `result.json` that says where a run started and where it ended."""
-    return {"initial": initial.summary(), "final": final.summary()}
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -138,8 +138,11 @@ def versions() -> dict[str, str]:
 
 
 def _changes(there: RunInfo, here: RunInfo) -> str:
+    """What differs, but for hashes that one of the two does not know yet."""
     pairs = [("command", there.kind, here.kind)]
-    for part in ("config", "hashes"):
-        old, new = getattr(there, part), getattr(here, part)
-        pairs += [(name, old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())]
+    names = sorted(there.config.keys() | here.config.keys())
+    pairs += [(name, there.config.get(name), here.config.get(name)) for name in names]
+    pairs += [
+        (name, there.hashes[name], here.hashes[name]) for name in sorted(there.hashes.keys() & here.hashes.keys())
+    ]
     return ", ".join(f"{name} {old!r} there, {new!r} here" for name, old, new in pairs if old != new)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 
-from whale_envs.errors import UserError, unknown
+from whale_envs.errors import unknown
+from whale_envs.services import read_key
 from whale_train.meta_harness.proposers.base import Proposer
 
 #: name: (module, class, the environment variable that its key is in)
@@ -17,10 +17,15 @@ PROPOSERS = {
 
 def load_proposer(name: str) -> Proposer:
     """A proposer, ready to propose. Raises `UserError` for an unknown name and for a key that is not set."""
-    if name not in PROPOSERS:
-        raise unknown("proposer", name, PROPOSERS)
-    module, cls, key = PROPOSERS[name]
-    if key is not None and not os.environ.get(key):
-        raise UserError(f"proposer {name} needs a key: set {key}, or use --proposer mutation, which needs none")
+    need_key(name)
+    module, cls, _ = PROPOSERS[name]
     proposer: Proposer = getattr(importlib.import_module(module), cls)()
     return proposer
+
+
+def need_key(name: str) -> None:
+    """Raise `UserError` for an unknown name and for a key that is not set."""
+    if name not in PROPOSERS:
+        raise unknown("proposer", name, PROPOSERS)
+    if (key := PROPOSERS[name][2]) is not None:
+        read_key(key, "use --proposer mutation, which needs none")

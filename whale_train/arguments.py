@@ -1,0 +1,145 @@
+"""The command line's arguments: what each command takes, and the one line of a mistake in it.
+
+Nothing heavy is imported before they are understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from whale_envs.errors import UserError
+from whale_train.archive_commands import (
+    ArchiveConfig,
+    DiffConfig,
+    EpisodeConfig,
+    compare,
+    show_archive,
+    show_episode,
+)
+from whale_train.audit_command import AuditConfig, audit_harness
+from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
+from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write report.html and report.png from a run folder."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A folder that `whale run`, train or search made."""
+    out: Path | None = None
+    """Where to write; by default into the run folder."""
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Say what this machine can do, and what to do about what it cannot."""
+
+    out: Path = Path("runs")
+    """The folder that runs would go to."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Make a folder for --dataset of the other commands, from the hub or from files: `whale data prepare DOMAIN`."""
+
+    action: Annotated[Literal["prepare"], tyro.conf.Positional]
+    """What to do with data."""
+    domain: Annotated[str, tyro.conf.Positional]
+    """search-qa, math or chess."""
+    source: str
+    """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file or folder of your own."""
+    out: Path
+    """The folder to write."""
+    seed: int = 0
+    """Decides which rows are drawn."""
+    revision: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """REPO=REVISION of a set of the hub, in place of the pinned commit; may be given again."""
+    corpus: bool = False
+    """Download the 2018 Wikipedia corpus (5.1 GB) for search-qa into the folder too."""
+
+
+Command = (
+    Annotated[RunConfig, tyro.conf.subcommand("run")]
+    | Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[SearchConfig, tyro.conf.subcommand("search")]
+    | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
+    | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
+    | Annotated[ReportConfig, tyro.conf.subcommand("report")]
+    | Annotated[ArchiveConfig, tyro.conf.subcommand("archive")]
+    | Annotated[DiffConfig, tyro.conf.subcommand("diff")]
+    | Annotated[EpisodeConfig, tyro.conf.subcommand("episode")]
+    | Annotated[DataConfig, tyro.conf.subcommand("data")]
+    | Annotated[DoctorConfig, tyro.conf.subcommand("doctor")]
+    | Annotated[IndexConfig, tyro.conf.subcommand("index")]
+    | Annotated[ServeRetrievalConfig, tyro.conf.subcommand("serve-retrieval")]
+)
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """The command that the arguments ask for. tyro's boxed complaints become one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(  # type: ignore[call-overload, no-any-return]
+                Command,
+                args=argv,
+                prog="whale",
+                description="Train a language-model agent's weights and its harness in turn.",
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            )
+    except SystemExit as end:
+        if end.code in (None, 0):
+            raise
+        raise UserError(_one_line(said.getvalue())) from None
+
+
+def execute(command: Command) -> int:
+    """Run a command; returns the exit code."""
+    if isinstance(command, DoctorConfig):
+        from whale_train.doctor import doctor
+
+        return doctor(command.out)
+    if isinstance(command, ReportConfig):
+        from whale_train.report import write_report
+
+        print(write_report(command.run, command.out))
+        return 0
+    if isinstance(command, ArchiveConfig):
+        return show_archive(command)
+    if isinstance(command, DiffConfig):
+        return compare(command)
+    if isinstance(command, EpisodeConfig):
+        return show_episode(command)
+    if isinstance(command, AuditConfig):
+        return audit_harness(command)
+    if isinstance(command, IndexConfig):
+        return index(command)
+    if isinstance(command, ServeRetrievalConfig):
+        return serve_retrieval(command)
+    if isinstance(command, DataConfig):
+        from whale_train.data import prepare_data
+
+        return prepare_data(command.domain, command.source, command.out, command.seed, command.revision, command.corpus)
+    from whale_train import commands
+
+    return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)
+
+
+def _one_line(boxed: str) -> str:
+    """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
+    sections = " ".join("|" if line and set(line) in ({"─"}, {"-"}) else line for line in lines[1:]).split("|")
+    # where the terminal takes no box characters, a rule stands below the title too
+    gist = next((g for section in sections if (g := re.sub(r"\s+", " ", section).strip())), "")
+    meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
+    hint = f"; did you mean {meant[1]}?" if meant else ""
+    return f"{gist or 'these arguments are not understood'}{hint} (whale --help lists what there is)"
