@@ -13,6 +13,7 @@ from judge_server import KEY, JudgeServer
 
 from whale_envs import Task, UserError, Verdict, World, domains, load_domain, load_harness, read_episodes
 from whale_train.cli import main
+from whale_train.config import TrainConfig
 from whale_train.evaluate import evaluate, load_evaluation
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
@@ -20,7 +21,7 @@ from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
-from whale_train.rsft.phase import WeightPhaseConfig, weight_phase
+from whale_train.rsft.phase import weight_phase
 
 H0 = load_harness("h0", "search-qa")
 DOLLARS = 220 / 1e6  # one question to the judge of `judge_server` at @1/5
@@ -87,9 +88,9 @@ class _Dear(tiny_agent.Echo):
 
 
 def test_a_weight_phase_pays_for_its_judge(tmp_path: Path) -> None:
-    config, ledger = WeightPhaseConfig(steps=1, prompts=8, group=2, minibatch=4, micro_batch=4), tmp_path / "l.jsonl"
+    options, ledger = TrainConfig(prompts=8, group=2, minibatch=4, micro_batch=4, seed=3), tmp_path / "l.jsonl"
     policy, harness = tiny_agent.policy(), tiny_agent.ONE_TURN
-    weight_phase(policy, _Dear(20), harness, config, tmp_path / "w", Ledger(ledger), Silent(), 3, "weights", None)
+    weight_phase(policy, _Dear(20), harness, options, 1, tmp_path / "w", Ledger(ledger), Silent(), "weights")
     spent = Ledger(ledger).by_kind()
     assert spent["sampling"].dollars == pytest.approx(16 * 0.01)
     assert spent["training"].dollars == 0

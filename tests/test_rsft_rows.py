@@ -16,9 +16,9 @@ def reply(prompt: list[int] | None, completion: list[int] | None, finish: str = 
     return Reply("", finish, [], prompt, completion)  # type: ignore[arg-type]
 
 
-def episode(*replies: Reply, task: str = "t", score: float = 1.0, **fields: object) -> Episode:
+def episode(*replies: Reply, task: str = "t", score: float = 1.0, at: int = 0, **fields: object) -> Episode:
     calls = [Call([{"role": "user", "content": ""}], r) for r in replies]
-    return Episode(task, "d", "h", 0, calls=calls, verdict=Verdict(score, ""), **fields)  # type: ignore[arg-type]
+    return Episode(task, "d", "h", at, calls=calls, verdict=Verdict(score, ""), **fields)  # type: ignore[arg-type]
 
 
 def printed(row: Row) -> str:
@@ -135,11 +135,50 @@ def test_the_summary_counts_groups_by_task() -> None:
         episode(reply([1], [2], "length"), task="cut"),
         episode(task="cut", score=0.0, failure=Failure("harness", "x")),
     ]
-    summary = summarise(episodes)
-    assert (summary.episodes, summary.questions) == (8, 2)
-    assert summary.reward == pytest.approx(4 / 8)
-    assert summary.accepted == pytest.approx(3 / 8)
-    assert (summary.groups_right, summary.groups_wrong) == (0.25, 0.5)
-    assert summary.truncated == pytest.approx(1 / 8)
-    assert summary.failures == {"harness": 1}
-    assert summary.behaviours == {"used": pytest.approx(2 / 3)}
+    figures = summarise(episodes)
+    assert (figures["episodes"], figures["questions"]) == (8, 2)
+    assert figures["reward"] == pytest.approx(4 / 8)
+    assert figures["accepted"] == pytest.approx(3 / 8)
+    assert (figures["groups/all_right"], figures["groups/all_wrong"]) == (0.25, 0.5)
+    assert figures["truncated"] == pytest.approx(1 / 8)
+    assert (figures["failures/harness"], figures["failures/model"]) == (1, 0)
+    assert figures["behaviours/used"] == pytest.approx(2 / 3)
+    assert (figures["tokens/prompt"], figures["tokens/sampled"]) == (1, 1)
+
+
+def ids(episodes: list[Episode]) -> list[int]:
+    return [e.seed for e in episodes]
+
+
+def test_groups_that_are_all_correct_can_be_left_out() -> None:
+    right = [episode(task="right", at=i) for i in range(2)]
+    mixed = [episode(task="mixed", at=2), episode(task="mixed", score=0.0, at=3), episode(task="mixed", at=4)]
+    cut = [episode(task="cut", at=5), episode(reply([1], [2], "length"), task="cut", at=6)]
+    assert ids(select([*right, *mixed, *cut])) == [0, 1, 2, 4, 5]
+    assert ids(select([*right, *mixed, *cut], drop_all_correct=True)) == [2, 4, 5]
+
+
+def test_at_most_so_many_are_kept_of_a_question_the_first_ones() -> None:
+    given_ = [
+        episode(task=t, score=s, at=i) for i, (t, s) in enumerate([("a", 0), ("a", 1), ("b", 1), *[("a", 1)] * 3])
+    ]
+    assert ids(select(given_, max_per_question=2)) == [1, 2, 3]
+    assert ids(select(given_, max_per_question=9)) == ids(select(given_)) == [1, 2, 3, 4, 5]
+
+
+def test_of_episodes_of_a_question_with_the_same_tokens_the_first_is_kept() -> None:
+    def said(at: int, *completion: int, task: str = "a", prompt: int = 1, score: float = 1.0) -> Episode:
+        return episode(reply([prompt], list(completion)), task=task, at=at, score=score)
+
+    given_ = [
+        said(0, 5, score=0.0),  # not accepted, so the next is the first
+        said(1, 5),
+        said(2, 5),
+        said(3, 5, 6),
+        said(4, 5, task="b"),
+        said(5, 5, prompt=2),
+        episode(reply([1], [5]), reply([1, 5], [6]), task="a", at=6),
+        episode(reply([1], [5]), reply([1, 5], [6]), task="a", at=7),
+    ]
+    assert ids(select(given_, drop_duplicates=True)) == [1, 3, 4, 5, 6]
+    assert ids(select(given_, drop_duplicates=True, max_per_question=2)) == [1, 3, 4]

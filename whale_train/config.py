@@ -16,11 +16,10 @@ from whale_envs.errors import UserError, unknown
 from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
 from whale_train.meta_harness.proposers import PROPOSERS, need_key
-from whale_train.policies.find import find_model
+from whale_train.policies.find import check_policy
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.search import SearchConfig as PhaseConfig
-    from whale_train.rsft.phase import WeightPhaseConfig
 
 #: Most of anything that is counted, and the largest seed: what is larger was not meant, and fits no file's numbers.
 MOST, MOST_SEED = 1_000_000_000, 2**63 - 1
@@ -42,7 +41,9 @@ class Job:
     harness: str = "h0"
     """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
     policy: str = "tiny"
-    """The model: tiny (bundled), or hf:DIR, a causal language model in a folder or on the hub."""
+    """The model: tiny (bundled); hf:DIR, a causal language model in a folder or on the hub; or, where nothing is
+    trained, openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (without a URL, OPENAI_BASE_URL or
+    OpenAI's own, with its price: openai:MODEL@IN/OUT, dollars a million tokens). The key is in OPENAI_API_KEY."""
     seed: int = 0
     """Decides all randomness."""
     out: Path | None = None
@@ -53,10 +54,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.domain not in DOMAINS:
             raise unknown("domain", self.domain, DOMAINS)
-        if self.policy != "tiny" and not self.policy.removeprefix("hf:"):
+        kind, _, where = self.policy.partition(":")
+        if kind in ("hf", "openai") and not where:
             raise UserError(f"--policy {self.policy!r}: expected tiny or hf:DIR, a folder with a model's files")
-        if self.policy != "tiny" and not self.policy.startswith("hf:"):
-            raise unknown("policy", self.policy, ("tiny", "hf:DIR"))
+        if self.policy != "tiny" and kind not in ("hf", "openai"):
+            raise unknown("policy", self.policy, ("tiny", "hf:DIR", "openai:MODEL@URL"))
         if not 0 <= self.seed <= MOST_SEED:
             raise UserError(f"--seed {self.seed}: expected 0 to {MOST_SEED}")
 
@@ -66,7 +68,7 @@ class Job:
         Raises `UserError` for what cannot be used.
         """
         self.start()
-        find_model(self.policy, self.domain)
+        check_policy(self.policy, self.domain)
         self.load_domain()
 
     @property
@@ -139,7 +141,7 @@ class WeightOptions(ArmOptions):
     minibatch: int = 16
     """Sequences in one optimiser step."""
     micro_batch: int = 8
-    """Sequences in one forward pass, a divisor of the minibatch: decides memory and speed, not the result."""
+    """Sequences in one forward pass: decides memory and speed, not the result."""
     lr: float = 2e-4
     """Learning rate of AdamW, constant."""
 
@@ -153,15 +155,11 @@ class WeightOptions(ArmOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._positive("epochs", "prompts", "group", "minibatch", "micro_batch", "lr")
-
-    @property
-    def weights(self) -> WeightPhaseConfig:
-        """A weight phase's settings, its steps aside."""
-        from whale_train.rsft.phase import WeightPhaseConfig
-
-        return WeightPhaseConfig(
-            prompts=self.prompts, group=self.group, minibatch=self.minibatch, micro_batch=self.micro_batch, lr=self.lr
-        )
+        if self.policy.startswith("openai:"):
+            raise UserError(
+                f"--policy {self.policy}: its weights are behind an API, and cannot be trained from here; give tiny or "
+                "hf:DIR (whale eval and whale search take an endpoint)"
+            )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def costs(config: Experiment, domain: Domain) -> Costs:
     """What the units of work of a run cost in rollouts; 0 for one that its command does not do."""
     step = baseline = candidates = 0
     if isinstance(config, WeightOptions):
-        step = config.weights.prompts * config.weights.group
+        step = config.prompts * config.group
     if isinstance(config, SearchOptions):
         tasks, _ = split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)
         baseline, candidates = len(tasks), config.search.candidates
@@ -57,7 +57,7 @@ def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
     """The phases of an arm of a run."""
     if isinstance(config, SearchConfig):
         return [Phase(1, "harness", config.rounds)]
-    steps = max(1, round(config.epochs * len(domain.splits.weight) / config.weights.prompts))
+    steps = max(1, round(config.epochs * len(domain.splits.weight) / config.prompts))
     if isinstance(config, TrainConfig):
         return [Phase(1, "weights", steps)]
     return schedule(arm, steps, config.rounds, config.cycles, costs(config, domain))
@@ -107,9 +107,8 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
         if phase.kind == "weights":
             assert isinstance(config, WeightOptions)
             out, start = folder / "weights" / f"{number:02d}", folder / model if model else None
-            settings = replace(config.weights, steps=phase.amount)
             last = weight_phase(
-                policy, domain, harness, settings, out, ledger, progress, config.seed, phase.name, start
+                policy, domain, harness, config, phase.amount, out, ledger, progress, phase.name, start
             )
             model = str(last.relative_to(folder))
         else:

@@ -1,5 +1,6 @@
-"""The weight phase: online rejection-sampling fine-tuning (RSFT) on TRL's `SFTTrainer`.
+"""Online rejection-sampling fine-tuning (RSFT) on TRL's `SFTTrainer`.
 
-`select` keeps the episodes that the verifier accepts, `rows` turns them into token rows, `trainer` makes the
-optimiser steps, `phase` runs sampling and training in turn so that a kill anywhere loses nothing.
+`trainer` is the loop of steps: `play` samples a step's episodes, `select` keeps the accepted ones, `rows` turns them
+into token rows, `update` is one optimiser step on some of these, `checkpoint` is what a kill cannot break. `phase` is
+the weight phase of a run, which is that trainer.
 """

@@ -1,186 +1,380 @@
-"""One optimiser over many RSFT steps: TRL's `SFTTrainer`, given new rows again and again.
+"""Online rejection-sampling fine-tuning (RSFT) as a trainer of TRL.
 
-`SFTTrainer.train()` may be called repeatedly: it keeps its optimiser and rebuilds the (constant) scheduler. So a
-step is a new `train_dataset` and a call of `train()`. TRL's loss is the sum over labelled tokens divided by their
-number in the whole minibatch, which is the paper's, whatever the micro-batch.
+    RSFTTrainer(model="Qwen/Qwen3.5-2B", env="whale/Math", harness="h0", args=RSFTConfig(...)).train()
+
+`transformers.Trainer` runs the loop over steps: it counts, schedules the learning rate, logs, saves, resumes, calls
+callbacks. One of its steps is here one round of RSFT, `training_step`: play episodes with the weights as they are,
+keep the accepted ones, train one epoch on them in minibatches, hand the weights to the sampler. `SFTTrainer` computes
+the loss: minus the log-probability of the sampled tokens, summed and divided by their number in the whole minibatch.
 """
 
 from __future__ import annotations
 
-import gc
-import io
 import math
-import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import msgspec
 import torch
+from accelerate import DistributedType
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
-from trl import SFTConfig, SFTTrainer
+from peft import PeftConfig, PeftModel
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+from trl import SFTTrainer  # type: ignore[attr-defined]
 
-from whale_envs import UserError
-from whale_train.rsft.rows import Row
+from whale_envs import Domain, Episode, UserError, write_episodes
+from whale_train.ledger import tokens
+from whale_train.policies.base import Policy, Sampling
+from whale_train.policies.transformers import TransformersPolicy
+from whale_train.rsft import checkpoint
+from whale_train.rsft.config import RSFTConfig
+from whale_train.rsft.kl import Start, some_replies
+from whale_train.rsft.play import Deal, HarnessLike, Round, resolve
+from whale_train.rsft.rows import Row, fit, rows
+from whale_train.rsft.select import select, summarise
+from whale_train.rsft.update import Update, averages, blank, check_finite, memory_for, minibatches
+from whale_train.rsft.weights import base_of, twin, whole_weights
 
-
-class Update(msgspec.Struct, frozen=True):
-    """What training on one step's rows did.
-
-    `updates` is the number of optimiser steps, `tokens` that of labelled tokens, `loss` the mean negative
-    log-probability over them (each under the weights before its own minibatch's update), `grad_norm` (before
-    clipping) and `entropy` the means over minibatches, `lr` the learning rate.
-    """
-
-    updates: int
-    tokens: int
-    loss: float
-    grad_norm: float
-    entropy: float
-    lr: float
-
-
-def minibatches(rows: Sequence[Row], size: int, seed: int) -> list[list[Row]]:
-    """Rows shuffled by `seed` and cut in minibatches of `size` (the last may be smaller).
-
-    Within one, rows go by length, so that little of a micro-batch is padding; that changes no sum.
-    """
-    order = list(rows)
-    random.Random(seed).shuffle(order)
-    return [sorted(order[i : i + size], key=len) for i in range(0, len(order), size)]
+#: The settings that decide a run's result, which must stay the same when it is resumed.
+DECISIVE = (
+    *("seed", "prompts_per_step", "num_generations", "temperature", "top_k", "top_p"),
+    *("drop_all_correct", "max_per_question", "drop_duplicates", "minibatch_size"),
+    *("learning_rate", "lr_scheduler_type", "optim", "weight_decay", "max_grad_norm"),
+)
 
 
 class RSFTTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` whose optimiser lives on from one set of rows to the next.
+    """Trains a model in an environment, under one harness or several.
+
+    Logged each step: `reward` (mean score), `accepted` (share of episodes), `groups/all_right` and `groups/all_wrong`
+    (shares of tasks), `questions` (tasks with an accepted episode), `truncated`, `failures/<owner>`,
+    `behaviours/<name>`; `rows/trained`, `rows/too_long`, `updates`, `tokens/prompt`, `tokens/sampled`,
+    `tokens/trained`; `loss`, `grad_norm` (before clipping), `entropy` (of the next-token distribution, mean over the
+    trained tokens, each under the weights before its own update), `learning_rate`, `kl` (to the weights that `model`
+    came with, see `kl.Start.kl`); `tokens_per_second/sampling` (sampled), `tokens_per_second/training` (trained);
+    `seconds/<part>` of sampling, kl, training, sync, and saving (of the save before); `staleness`, the number of
+    optimiser steps between the weights that sampled and those that training began with, always 0; `dollars` of a judge
+    model. In a step in which nothing was accepted, nothing is trained, and what needs an update is not logged.
+
+    Episodes are kept in `output_dir/episodes/step-0001.jsonl`. Killed anywhere and called again with
+    `resume_from_checkpoint=True`, a run goes on from its last checkpoint to the same end; with none yet, it begins.
 
     Args:
-        model: a causal language model in this process; it is trained in place.
-        tokenizer: its tokenizer (for its padding token).
-        lr: learning rate of AdamW, constant.
-        minibatch: sequences in one optimiser step.
-        micro_batch: sequences in one forward pass, a divisor of `minibatch`.
-        max_grad_norm: gradients are scaled down to this norm; 0 leaves them as they are.
-        folder: where TRL may write; nothing is written in fact.
+        model: a model's id or folder, a model, or a PEFT model. It is trained in place.
+        env: a Gymnasium id such as "whale/Math", an env (`gymnasium.make("whale/Math", dataset=...)`), or a `Domain`;
+            its weight split is what is trained on.
+        harness: a harness (name, path, `Harness`), or several, among which each step's tasks are shared out in turn;
+            None takes the env's.
+        args: settings.
+        processing_class: the tokenizer, or a processor with one; by default that of the model.
+        callbacks, optimizers, peft_config, quantization_config: see `SFTTrainer`.
+        policy: what samples in place of the model itself. It must take weights: `load_weights(state_dict)`.
+
+    Raises `UserError` for what cannot be used: a model that is not there, an env or a harness, too few tasks; and from
+    `train` for an output folder of other settings, memory that runs out, a full disk, a loss that is not finite.
     """
+
+    _tag_names = ["trl", "rsft", "whale"]  # noqa: RUF012
+    _name = "RSFT"
+    _paper = {  # noqa: RUF012
+        "title": "WHALE: Weight-Harness Alternating Learning",
+        "id": "2609.00196",
+        "citation": "@article{kim2026whale, author={Kim, Lee, Lee, Finn and Lee}, journal={arXiv:2609.00196}}",
+    }
+    loss_is_scaled_for_ga = True  # type: ignore[assignment]
+    args: RSFTConfig
+    model: PreTrainedModel | PeftModel
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        lr: float,
-        minibatch: int,
-        micro_batch: int,
-        max_grad_norm: float,
-        folder: Path,
+        model: str | PreTrainedModel | PeftModel,
+        env: str | Domain | gymnasium.Env[Any, Any],
+        harness: HarnessLike | Sequence[HarnessLike] | None = None,
+        args: RSFTConfig | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        peft_config: PeftConfig | None = None,
+        quantization_config: BitsAndBytesConfig | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        args = SFTConfig(
-            output_dir=str(folder),
-            learning_rate=lr,
-            lr_scheduler_type="constant",
-            num_train_epochs=1,
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=minibatch // micro_batch,
-            max_grad_norm=max_grad_norm,
-            max_length=None,  # rows are never cut
-            train_sampling_strategy="sequential",  # `step` decides the order
-            dataset_kwargs={"skip_prepare_dataset": True},  # rows are ready
-            remove_unused_columns=False,
-            activation_checkpointing=False,
-            bf16=False,  # the model's own dtype
-            use_cpu=model.device.type == "cpu",
-            dataloader_pin_memory=model.device.type != "cpu",
-            logging_steps=1,
-            logging_nan_inf_filter=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        # SFTTrainer looks at a first row when it is made; the rows of a step replace it
-        first = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[-100, 0]]})
-        self._plain_forward = model.__dict__.get("forward")
-        super().__init__(model=model, args=args, train_dataset=first, processing_class=tokenizer)
-        self.remove_callback(PrinterCallback)
+        if args is None:
+            name = model if isinstance(model, str) else str(model.config.name_or_path or "model")
+            args = RSFTConfig(output_dir=f"{name.rstrip('/').split('/')[-1]}-RSFT")
+        self.domain, self.harnesses = resolve(env, harness)
+        self.deal = Deal(self.domain.splits.weight, args.prompts_per_step, args.seed)
+        #: Called with the number of episodes that have just ended; set it to watch a step.
+        self.progress: Callable[[int], None] = lambda done: None
+        self._draft: Path | None = None
+        self._plain_forward = None if isinstance(model, str) else model.__dict__.get("forward")
+        try:
+            super().__init__(
+                model=model,
+                args=args,
+                # SFTTrainer looks at a first row when it is made; each step brings its own
+                train_dataset=Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[-100, 0]]}),
+                processing_class=processing_class,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                peft_config=peft_config,
+                quantization_config=quantization_config,
+            )
+        except OSError as error:
+            if not isinstance(model, str):
+                raise
+            raise UserError(f"cannot load a model from {model!r}: {' '.join(str(error).split())[:300]}") from None
+        self.policy = policy or self._own_policy()
+        self._start = Start(self.model, self._sharded, args.device) if args.kl_sequences else None
+        #: Optimiser steps made so far here, and how many of them the policy's weights have; -1 when that is not known.
+        self._made, self._synced = 0, -1
 
-    def step(self, rows: Sequence[Row], seed: int) -> Update:
-        """Train one epoch on `rows` in minibatches, each one optimiser step; leaves the model in eval mode.
+    @property
+    def _sharded(self) -> bool:
+        """Whether a process holds a part of the weights only."""
+        plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
+        if plugin is not None and plugin.zero_stage == 3:
+            raise UserError("DeepSpeed ZeRO-3: sampling needs whole weights; use ZeRO-2, or FSDP with fsdp_version: 2")
+        return bool(self.is_fsdp_enabled)
+
+    def _own_policy(self) -> TransformersPolicy:
+        """Samples from the model that is trained, or from a copy where that is sharded."""
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:  # a processor may keep it
+            tokenizer.chat_template = getattr(self.processing_class, "chat_template", None)
+        args = self.args
+        model = twin(self.model, args.device) if self._sharded else self.model
+        sampling = Sampling(args.temperature, args.top_k, args.top_p)
+        name = model.config.name_or_path or "model"
+        return TransformersPolicy(model, tokenizer, sampling, name, args.sampling_batch_size)  # type: ignore[arg-type]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps until training ends."""
+        if self.args.max_steps > 0:
+            return int(self.args.max_steps)
+        return math.ceil(self.args.num_train_epochs * self.deal.steps)
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end; see `transformers.Trainer.train`.
+
+        `resume_from_checkpoint` is a checkpoint's folder, or True for the last one in `output_dir` (with none there
+        yet, training begins).
+        """
+        out = Path(str(self.args.output_dir))
+        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        last = (checkpoint.latest(out) if resume is True else Path(resume)) if resume else None
+        if not resume and (there := checkpoint.latest(out)):
+            raise UserError(
+                f"{out} holds {there.name}: give resume_from_checkpoint=True to go on from it, or another output folder"
+            )
+        if self.args.should_save:
+            checkpoint.claim(out, self._identity())
+            checkpoint.tidy(out, self.args.save_total_limit)
+        self._synced = -1
+        done = checkpoint.steps_done(last) if last else 0
+        if last and done >= self.total_steps:
+            result = self._only_load(last, done)
+        else:
+            result = super().train(str(last) if last else None, trial, ignore_keys_for_eval)
+        self._sync()
+        self.model.eval()
+        return result
+
+    def _only_load(self, folder: Path, done: int) -> TrainOutput:
+        """What is left of a run that has ended: its weights."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UserError(f"{folder} is the end of a run of {done} steps: give a larger max_steps to go on")
+        self._load_from_checkpoint(str(folder))
+        return TrainOutput(done, 0.0, {})
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
+        """The steps of an epoch, by number; what they train on is made in `training_step`."""
+        return DataLoader(range(self.deal.steps), batch_size=1, collate_fn=lambda steps: {"step": steps[0]})  # type: ignore[arg-type]
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """One step of RSFT; returns its loss. The optimiser has no gradient left to use afterwards."""
+        step = int(self.state.global_step)
+        self._sync()
+        self.model.eval()  # no dropout while sampling, and no checkpointing, which allows no cache
+        with self._timed("sampling"):
+            episodes = self.sample(step)
+        if self._start:
+            with self._timed("kl"):
+                self._note_kl(self._start, episodes)
+        self._note({**summarise(episodes), "staleness": self._made - self._synced})
+        accepted = [row for episode in self.select(episodes) for row in rows(episode)]
+        kept, too_long = fit(accepted, self.args.max_row_tokens)
+        model.train()
+        began = time.perf_counter()
+        with self._timed("training"):
+            updates = self.fit(model, kept, self.deal.seed_of(step)) if kept else []
+        trained = sum(update.tokens for update in updates)
+        self._note({"rows/trained": len(kept), "rows/too_long": too_long, "updates": len(updates)})
+        self._note({"tokens/trained": trained, **averages(updates)})
+        if updates:
+            self._note({"tokens_per_second/training": trained / (time.perf_counter() - began)})
+        with self._timed("sync"):
+            self._sync()
+        return torch.tensor(averages(updates).get("loss", 0.0), device=self.args.device)
+
+    def sample(self, step: int) -> list[Episode]:
+        """The episodes of a step: played, or from disk if they were played before a kill by the weights as they are."""
+        args, rank, ranks = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        tasks, seed = self.deal.tasks_of(step), self.deal.seed_of(step)
+        todo = Round(self.domain, self.harnesses, tasks, seed, args.num_generations)
+        path = Path(str(args.output_dir)) / "episodes" / f"step-{step + 1:04d}.jsonl"
+        episodes = todo.on_disk(path, self.policy.weights_hash, rank, ranks)
+        if episodes is not None:
+            self.progress(len(episodes))
+            return episodes
+        began = time.perf_counter()
+        with memory_for("while sampling", "sampling_batch_size"):
+            episodes = todo.play(self.policy, rank, ranks, self.progress)
+        self._note({"tokens_per_second/sampling": tokens(episodes)[1] / (time.perf_counter() - began)})
+        if args.should_save:
+            write_episodes(path, episodes)
+        return episodes
+
+    def select(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The episodes that are trained on."""
+        args = self.args
+        return select(episodes, args.drop_all_correct, args.max_per_question, args.drop_duplicates)
+
+    def fit(self, model: nn.Module, rows: Sequence[Row], seed: int) -> list[Update]:
+        """Train one epoch on `rows` in minibatches, each one optimiser step.
 
         `seed` decides which rows share a minibatch, and dropout. Raises `UserError` when memory runs out or the loss
         or gradient is not finite; the weights in memory are then not to be used.
         """
-        micro_batch = self.args.per_device_train_batch_size
-        batches = minibatches(rows, micro_batch * self.args.gradient_accumulation_steps, seed)
-        self.train_dataset = [msgspec.structs.asdict(row) for batch in batches for row in batch]
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            gc.freeze()  # `train` collects garbage each time, which takes 0.5 s over everything that is imported
+        args, longest = self.args, max(map(len, rows))
+        size = args.per_device_train_batch_size
+        smaller = "per_device_train_batch_size (--micro-batch)" if size > 1 else "max_row_tokens"
+        with (
+            memory_for(f"on {min(size, len(rows))} rows of up to {longest} tokens at a time", smaller),
+            torch.random.fork_rng([args.device] if args.device.type == "cuda" else []),
+        ):
+            torch.manual_seed(seed + self.accelerator.process_index)
+            return [self._update(model, batch) for batch in minibatches(rows, args.minibatch_size, seed)]
+
+    def _update(self, model: nn.Module, batch: Sequence[Row]) -> Update:
+        """One optimiser step on a minibatch, of which each process computes its share."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        size = self.args.per_device_train_batch_size * ranks
+        parts = [batch[at : at + size] for at in range(0, len(batch), size)]
+        trained = [sum(row.trained for row in part) for part in parts]
+        loss, count = torch.zeros((), device=self.args.device), torch.tensor(sum(trained), device=self.args.device)
+        for part in parts:
+            last = part is parts[-1]
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            own = part[rank::ranks] or [blank(part)]  # every process takes part in every pass
+            inputs = self.data_collator([msgspec.structs.asdict(row) for row in own])
+            together = last or self.accelerator.distributed_type == DistributedType.DEEPSPEED
+            with nullcontext() if together else self.accelerator.no_sync(model):
+                loss += super().training_step(model, inputs, count)  # type: ignore[no-untyped-call]
+        mean = float(self.accelerator.reduce(loss, "mean"))  # each process's loss is scaled up by their number
+        check_finite(mean, "loss")
+        clipped = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None  # type: ignore[no-untyped-call]
+        norm = self._get_grad_norm(model, clipped)  # type: ignore[no-untyped-call]
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        check_finite(norm, "gradient norm")
+        self.optimizer.step()
+        model.zero_grad()
+        self._made += 1
+        entropies = self._metrics["train"].pop("entropy")  # means over the parts' tokens
+        for other in ("mean_token_accuracy", "num_tokens"):  # of a last part alone, and since the last resumption
+            self._metrics["train"].pop(other)
+        entropy = sum(e * n for e, n in zip(entropies, trained, strict=True)) / sum(trained)
+        return Update(sum(trained), mean, entropy, norm)
+
+    def _sync(self) -> None:
+        """Give the weights to the policy, if it has others."""
+        if self._synced == self._made:
+            return
+        if getattr(self.policy, "model", None) is self.model:
+            self.policy.weights_changed()  # type: ignore[attr-defined]
+        else:
+            self.policy.load_weights(whole_weights(self.model))  # type: ignore[attr-defined]
+        self._synced = self._made
+
+    def _note_kl(self, start: Start, episodes: Sequence[Episode]) -> None:
+        replies = some_replies([call.reply for e in episodes for call in e.calls], self.args.kl_sequences)
+        own = replies[self.accelerator.process_index :: self.accelerator.num_processes]
+        with memory_for("while estimating the KL", "per_device_train_batch_size"):
+            sums = start.kl(own, self.args.per_device_train_batch_size, self.data_collator)
+        total, count = self.accelerator.reduce(torch.tensor(sums, device=self.args.device), "sum").tolist()
+        if count:
+            self._note({"kl": total / count})
+
+    def _note(self, figures: Mapping[str, float]) -> None:
+        """Hand figures to the next `log`, which averages each over the steps since the last."""
+        for name, value in figures.items():
+            self._metrics["train"][name].append(value)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._note({f"seconds/{part}": time.perf_counter() - began})
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See `SFTTrainer`; a step without an update has neither loss nor gradient."""
+        if "loss" in logs and "loss" not in self._metrics["train"]:
+            logs = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm")}
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """See `Trainer`; the checkpoint is whole or not there."""
+        out = Path(str(self.args.output_dir))
+        final = out / f"checkpoint-{self.state.global_step}"
+        with self._timed("saving"), checkpoint.writing(final):
+            self._draft = out / checkpoint.DRAFT
             try:
-                self.train()
-            except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
-                    raise
-                raise UserError(
-                    f"out of memory on {micro_batch} rows of up to {max(map(len, rows))} tokens at a time: give a "
-                    f"smaller {'micro_batch' if micro_batch > 1 else 'max_row_tokens'}, then run the same command again"
-                ) from error
+                super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
             finally:
-                gc.unfreeze()
-        self.model.eval()
-        return self._update([sum(row.trained for row in batch) for batch in batches])
+                self._draft = None
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoint.commit(out / checkpoint.DRAFT / final.name, final)
+                checkpoint.tidy(out, self.args.save_total_limit)
+            self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """See `SFTTrainer`; stops before the optimiser uses a loss that is not finite."""
-        loss = super().training_step(*args, **kwargs)
-        _check(float(loss), "loss")
-        return loss
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._draft) if self._draft else str(super()._get_output_dir(trial))
 
-    def _update(self, tokens: list[int]) -> Update:
-        logs = [entry for entry in self.state.log_history if "loss" in entry]
-        assert len(logs) == len(tokens)
-        for entry in logs:
-            _check(entry["grad_norm"], "gradient norm")
-        return Update(
-            updates=len(logs),
-            tokens=sum(tokens),
-            loss=sum(entry["loss"] * n for entry, n in zip(logs, tokens, strict=True)) / sum(tokens),
-            grad_norm=sum(entry["grad_norm"] for entry in logs) / len(logs),
-            entropy=sum(entry["entropy"] for entry in logs) / len(logs),
-            lr=logs[-1]["learning_rate"],
-        )
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._draft:  # uploads go on in the background, while a draft is about to be renamed
+            super()._push_from_checkpoint(checkpoint_folder)
 
-    def optimizer_state(self) -> bytes | None:
-        """The optimiser's state, None before the first step."""
-        if self.optimizer is None:
-            return None
-        file = io.BytesIO()
-        torch.save(self.optimizer.state_dict(), file)
-        return file.getvalue()
-
-    def load_optimizer(self, state: bytes) -> None:
-        """Go on with the optimiser state that `optimizer_state` gave, at this trainer's learning rate."""
-        self.create_optimizer()
-        assert self.optimizer is not None
-        self.optimizer.load_state_dict(torch.load(io.BytesIO(state), map_location=self.args.device, weights_only=True))
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] = self.args.learning_rate
+    def _identity(self) -> dict[str, Any]:
+        """What decides the result of a run, its length aside."""
+        settings = {name: getattr(self.args, name) for name in DECISIVE}
+        return {
+            "tasks": self.domain.splits.weight.hash,
+            "verifier": self.domain.verifier,
+            "harness": [harness.hash for harness in self.harnesses],
+            **settings,
+        }
 
     def close(self) -> None:
         """Give the model its own `forward` back, which TRL replaced by one with a fused head."""
+        base = base_of(self.model)
         if self._plain_forward is None:
-            self.model.__dict__.pop("forward", None)
+            base.__dict__.pop("forward", None)
         else:
-            self.model.forward = self._plain_forward
-
-
-def _out_of_memory(error: Exception) -> bool:
-    # on the CPU, torch's allocator raises a plain RuntimeError
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _check(value: float, what: str) -> None:
-    if not math.isfinite(value):
-        raise UserError(
-            f"training diverged: the {what} is {value}; the weights before this step are kept. "
-            "Give a smaller lr under another --out, or the same command again if the machine was at fault"
-        )
+            base.forward = self._plain_forward
