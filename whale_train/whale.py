@@ -20,9 +20,7 @@ from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.search import search, split_tasks
-from whale_train.policies.load import load_policy
 from whale_train.progress import Progress
-from whale_train.rsft.phase import weight_phase
 from whale_train.schedules import Costs, Phase, schedule
 
 #: What `run_arm` runs; a `TrainConfig` or `SearchConfig` is an arm with one phase.
@@ -91,6 +89,10 @@ def harness_of(config: Experiment, folder: Path, snapshot: Snapshot) -> Harness:
 
 def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> None:
     """Run an arm to its end, from wherever it stands."""
+    # not above: they bring torch, which the process that only waits for its workers does without
+    from whale_train.policies.load import load_policy
+    from whale_train.rsft.phase import weight_phase
+
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
     proposer = load_proposer(config.proposer) if isinstance(config, SearchOptions) else None
