@@ -26,7 +26,7 @@ import msgspec
 from whale_envs.episode import Call
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, Message
-from whale_envs.tool_calls import FAMILIES, Family, ToolUse, linked, name_and_arguments, read_calls
+from whale_envs.tool_calls import FAMILIES, Family, ToolUse, calls_of, linked, read_calls
 
 #: Rendered prompts that are kept for their episodes' next calls.
 REMEMBERED = 1024
@@ -211,7 +211,7 @@ class Prompts:
         if self._family is None or not message.get("tool_calls"):
             return message
         shown = [call["name"] for call in read_calls(message["content"], self._family)]
-        if shown != [name_and_arguments(call)[0] for call in message["tool_calls"]]:
+        if shown != [call["name"] for call in calls_of(message)]:
             return message
         return {key: value for key, value in message.items() if key != "tool_calls"}
 

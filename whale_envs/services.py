@@ -106,7 +106,7 @@ def asked(
             failure = f"HTTP {error.status_code} ({getattr(error, 'api_message', None) or error.message})"
             wait = _wait(endpoint, error, endpoint.line(failure))
         except (sdk.APIError, ValueError) as error:  # ValueError: a body that is no JSON of the API's kind
-            failure = f"{type(error).__name__}: {error}"
+            failure = f"{type(error).__name__}: {error.__cause__ or error}"
         wait = min(wait or patience.backoff * 2**attempt * jitter.uniform(0.75, 1.0), patience.max_wait)
         if attempt == patience.retries or time.monotonic() + wait > deadline:
             break
@@ -116,7 +116,8 @@ def asked(
 
 def _wait(endpoint: Endpoint, error: Any, line: str) -> float:
     """The seconds that the service asks to wait, 0 for none. Raises when asking again would not help."""
-    status = error.status_code
+    # OpenAI says with a 429, too, that an account is empty
+    status = 402 if getattr(error, "code", None) == "insufficient_quota" else error.status_code
     if status in USERS:
         what = USERS[status].format(key=endpoint.key_name, url=endpoint.url_name)
         raise UserError(f"{line}: {what}") from None

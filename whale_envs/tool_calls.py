@@ -59,16 +59,20 @@ def write_call(name: str, arguments: str) -> str:
     return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{_CLOSE}'
 
 
-def name_and_arguments(call: Any) -> tuple[str, dict[str, Any]]:
-    """What a message's tool call says, be it in our form or in that of the Chat Completions API.
-
-    Raises `ValueError` for what is none.
-    """
-    inner = call.get("function", call) if isinstance(call, dict) else None
-    found = _use(inner)
+def as_call(value: Any) -> ToolUse:
+    """A call in our form, given in it or in that of the Chat Completions API. Raises `ValueError` for what is none."""
+    found = _use(value.get("function", value)) if isinstance(value, dict) else None
     if found is None:
-        raise ValueError(f'a tool call is {{"name": ..., "arguments": {{...}}}}, not {call!r:.80}')
-    return found["name"], found["arguments"]
+        raise ValueError(f'a tool call is {{"name": ..., "arguments": {{...}}}}, not {value!r:.80}')
+    return found
+
+
+def calls_of(message: Message) -> list[ToolUse]:
+    """The calls that a message carries besides its text. Raises `ValueError` for `tool_calls` that are none."""
+    carried = message.get("tool_calls") or []
+    if not isinstance(carried, list):
+        raise ValueError(f"tool_calls is a list of calls, not {carried!r:.80}")
+    return [as_call(call) for call in carried]
 
 
 def linked(messages: list[Message]) -> list[Message]:
@@ -86,18 +90,12 @@ def linked(messages: list[Message]) -> list[Message]:
             answers = {"tool_call_id": unanswered.pop(0)} if unanswered else {}
             shown.append({**message, **answers})
             continue
-        unanswered = []
-        if "tool_calls" in message:
-            if not isinstance(message["tool_calls"], list):
-                raise ValueError(f"tool_calls is a list of calls, not {message['tool_calls']!r:.80}")
-            calls = []
-            for place, call in enumerate(message["tool_calls"]):
-                name, arguments = name_and_arguments(call)
-                unanswered.append(f"call{number % 1000:03d}{place % 100:02d}")  # 9 letters, as Mistral's have to be
-                function = {"name": name, "arguments": arguments}
-                calls.append({"id": unanswered[-1], "type": "function", "function": function})
-            message = {**message, "tool_calls": calls}
-        shown.append(message)
+        calls = calls_of(message)
+        unanswered = [f"call{number % 1000:03d}{n % 100:02d}" for n in range(len(calls))]  # 9 letters: Mistral's rule
+        nested = [
+            {"id": name, "type": "function", "function": call} for name, call in zip(unanswered, calls, strict=True)
+        ]
+        shown.append({**message, "tool_calls": nested} if nested else message)
     return shown
 
 

@@ -12,7 +12,7 @@ import msgspec
 from whale_envs import Domain, Episode, Harness, Task
 from whale_envs.episode import read_episodes, write_atomic, write_episodes
 from whale_envs.errors import UserError
-from whale_train.ledger import judged
+from whale_train.ledger import dollars
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress, Silent
@@ -38,7 +38,7 @@ class Key(msgspec.Struct, frozen=True):
 
 class Evaluation(msgspec.Struct, frozen=True):
     """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner; `dollars` is
-    what a judge model cost."""
+    what services cost: a judge model, a policy behind an API."""
 
     key: Key
     score: Estimate
@@ -113,8 +113,8 @@ def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluati
     for episode in episodes:
         if episode.failure is not None:
             failures[episode.failure.owner] = failures.get(episode.failure.owner, 0) + 1
-    estimate, rates, dollars = mean_at_k(scores), behaviour_rates(episodes), judged(episodes)
-    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, dollars)
+    estimate, rates, spent = mean_at_k(scores), behaviour_rates(episodes), dollars(episodes)
+    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, spent)
 
 
 def load_evaluation(folder: Path) -> Evaluation | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from whale_envs import Episode
+from whale_envs import Episode, Reply
 from whale_envs.errors import UserError
 
 
@@ -18,7 +18,7 @@ class Spent(msgspec.Struct, frozen=True):
     `key` names the unit (its phase, step or candidate) and is unique in a ledger; `kind` is "sampling",
     "training", "search", "proposer" or "test". Tokens are counted as the policy counts them; test rollouts are
     kept apart from the budget, since a user who deploys does not pay for them. `dollars` is what services asked: the
-    proposer's, and a judge model's beside the rollouts that it scored.
+    proposer's, and beside rollouts a judge model's and that of a policy behind an API.
     """
 
     key: str
@@ -78,11 +78,15 @@ def _sum(kind: str, lines: list[Spent]) -> Spent:
 
 
 def tokens(episodes: Iterable[Episode]) -> tuple[int, int]:
-    """(prompt tokens, sampled tokens) over all calls, where the policy knows its tokens."""
-    calls = [c.reply for e in episodes for c in e.calls]
-    return sum(len(r.prompt_ids or ()) for r in calls), sum(len(r.completion_ids or ()) for r in calls)
+    """(prompt tokens, sampled tokens) over all calls, where the policy knows its tokens or their number."""
+    counts = [_counted(c.reply) for e in episodes for c in e.calls]
+    return sum(prompt for prompt, _ in counts), sum(sampled for _, sampled in counts)
 
 
-def judged(episodes: Iterable[Episode]) -> float:
-    """Dollars that a judge model cost for these episodes."""
-    return sum(e.verdict.dollars for e in episodes)
+def _counted(reply: Reply) -> tuple[int, int]:
+    return reply.counted or (len(reply.prompt_ids or ()), len(reply.completion_ids or ()))
+
+
+def dollars(episodes: Iterable[Episode]) -> float:
+    """Dollars that services asked for these episodes: a judge model, and an endpoint that is the policy."""
+    return sum(e.verdict.dollars + sum(c.reply.dollars for c in e.calls) for e in episodes)

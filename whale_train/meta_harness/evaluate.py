@@ -15,7 +15,7 @@ from whale_envs import Domain, Episode, Harness
 from whale_envs.episode import write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
-from whale_train.ledger import Ledger, Spent, judged, tokens
+from whale_train.ledger import Ledger, Spent, dollars, tokens
 from whale_train.meta_harness.archive import Score
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
@@ -64,7 +64,7 @@ def evaluate(
         prompt_tokens=prompt,
         sampled_tokens=sampled,
         seconds=round(time.perf_counter() - start, 3),
-        dollars=judged(episodes),
+        dollars=dollars(episodes),
     )
     return score, episodes
 

@@ -1,4 +1,4 @@
-"""Where the model of a policy is: what can be said of it without loading torch."""
+"""Where a policy is: what can be said of it without loading torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from safetensors import SafetensorError, safe_open
 
 from whale_envs.domains import DOMAINS
 from whale_envs.errors import UserError, unknown
+from whale_train.policies.openai import load_endpoint
 from whale_train.tiny import MODELS
 
-KINDS = "tiny, hf:DIR or hf:OWNER/NAME"
+KINDS = "tiny, hf:DIR, hf:OWNER/NAME or openai:MODEL@http://HOST:PORT/v1"
 #: One of these is a tokenizer's.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def check_policy(spec: str, domain: str) -> None:
+    """Look whether there is what `spec` names: the endpoint of "openai:MODEL", or the model of any other.
+
+    Raises `UserError` as `load_endpoint` and `find_model` do.
+    """
+    if spec.startswith("openai:"):
+        load_endpoint(spec)
+    else:
+        find_model(spec, domain)
 
 
 def find_model(spec: str, domain: str) -> tuple[str, str]:

@@ -9,15 +9,29 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from whale_envs.errors import UserError
-from whale_train.policies.base import Sampling
+from whale_train.policies.base import Policy, Sampling
 from whale_train.policies.find import find_model
+from whale_train.policies.openai import load_endpoint
 from whale_train.policies.transformers import TransformersPolicy
 
 
 def load_policy(
     spec: str, domain: str, sampling: Sampling | None = None, max_batch: int = 256, device: str | None = None
+) -> Policy:
+    """The policy that `spec` names: an endpoint's (see `load_endpoint`), or that of a model (see `find_model`).
+
+    `max_batch` is the most sequences that are decoded, or requests that are on their way, at once; for the rest, see
+    `load_model`. Raises what the three do.
+    """
+    if spec.startswith("openai:"):
+        return load_endpoint(spec, sampling, max_batch)
+    return load_model(spec, domain, sampling, max_batch, device)
+
+
+def load_model(
+    spec: str, domain: str, sampling: Sampling | None = None, max_batch: int = 256, device: str | None = None
 ) -> TransformersPolicy:
-    """The policy that `spec` names (see `whale_train.policies.find.find_model`).
+    """The policy of a model that `find_model` finds.
 
     Weights are in float32 on a CPU and in the model's own type elsewhere; `device` None takes a GPU if there is one.
 

@@ -15,7 +15,7 @@ from whale_envs import load_domain, load_harness
 from whale_envs.episode import write_atomic
 from whale_envs.harness.load import seed_names
 from whale_train.evaluate import Evaluation, evaluate
-from whale_train.policies.load import load_policy
+from whale_train.policies.load import load_model
 from whale_train.tiny import MODELS
 
 CARD = """---
@@ -55,7 +55,7 @@ class CardConfig:
 def write_card(config: CardConfig) -> Path:
     """Measure the model under every harness that ships for its domain, and write README.md beside its weights."""
     torch.set_num_threads(1)
-    domain, policy = load_domain(config.domain), load_policy("tiny", config.domain)
+    domain, policy = load_domain(config.domain), load_model("tiny", config.domain)
     results: dict[str, Evaluation] = {}
     for name in seed_names(config.domain):
         results[name], _ = evaluate(policy, domain, load_harness(name, config.domain), "test", config.repeats)

@@ -1,0 +1,115 @@
+"""A server on loopback that speaks the Chat Completions API as vLLM, llama.cpp or a hosted one does.
+
+It is given a function from a request's body to a reply: a text, the message itself, a whole answer, a `Status`, `CUT`
+(the connection ends within the answer) or `HANG` (nothing comes until the server is closed).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from judge_server import KEY, Status
+from loopback import Loopback
+
+__all__ = ["CUT", "HANG", "KEY", "ChatServer", "Status", "called", "completion"]
+
+CUT, HANG = object(), object()
+Body = dict[str, Any]
+Say = Callable[[Body], Any]
+
+
+class ChatServer(Loopback):
+    """Serves `say`; `requests` are the bodies in order and `times` when they came (by `time.monotonic`).
+
+    `most_open` is how many were being answered at once. `owner` is what it calls itself in its list of models.
+    """
+
+    def __init__(self, say: Say, owner: str | None = "somebody", models: tuple[str, ...] = ("m",)) -> None:
+        self.say = say
+        self.models: Any = {"data": [{"id": name, "object": "model", "owned_by": owner} for name in models]}
+        self.requests: list[Body] = []
+        self.times: list[float] = []
+        self.keys: list[str] = []
+        self.open = self.most_open = 0
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        super().__init__(_handler(self))
+
+    @property
+    def base(self) -> str:
+        """Its base URL, for the policy."""
+        return f"{self.url}/v1"
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        super().__exit__(*error)
+
+
+def completion(message: Body | str, finish: str = "stop", **more: Any) -> Body:
+    """An answer of the API."""
+    message = {"role": "assistant", "content": message} if isinstance(message, str) else message
+    choice = {"index": 0, "finish_reason": finish, "message": message}
+    usage = {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
+    return {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage} | more
+
+
+def called(*calls: tuple[str, str], content: str | None = None) -> Body:
+    """A message with calls: (name, arguments as text)."""
+    made = [
+        {"id": f"chatcmpl-tool-{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models"
+            self._answer(server.models)
+
+        def do_POST(self) -> None:
+            arrived = time.monotonic()
+            assert self.path == "/v1/chat/completions"
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with server.lock:
+                server.requests.append(body)
+                server.times.append(arrived)
+                server.keys.append(self.headers["authorization"] or "")
+                server.open += 1
+                server.most_open = max(server.most_open, server.open)
+            said = server.say(body)
+            with server.lock:
+                server.open -= 1
+            if isinstance(said, str) or (isinstance(said, dict) and "role" in said):
+                said = completion(said)
+            self._answer(said)
+
+        def _answer(self, said: Any) -> None:
+            self.close_connection = True
+            if said is HANG:
+                server.ended.wait()
+                return
+            status = said if isinstance(said, Status) else Status(200, body=json.dumps(said, default=str).encode())
+            if said is CUT:
+                status = Status(200, headers={"content-length": "1000"}, body=b'{"choices": [')
+            error = {"error": {"message": status.message, "type": "an_error", "code": status.code}}
+            answer = json.dumps(error).encode() if status.body is None else status.body
+            self.send_response(status.code)
+            fixed = {"content-type": "application/json", "content-length": str(len(answer)), "connection": "close"}
+            for name, value in {**fixed, **status.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    return Handler

@@ -1,0 +1,265 @@
+"""A policy over any endpoint that speaks the Chat Completions API: vLLM, llama.cpp, OpenAI and other hosted ones.
+
+Covers: many requests at once, in threads; asking again with backoff and for as long as the service wants (429, 5xx,
+connections that fail or stay silent, bodies that are no answer); quiet for all requests while it limits their rate;
+native tool calls; tokens and dollars. Does not cover: streaming, images, changing the endpoint's weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+
+from whale_envs.episode import Reply
+from whale_envs.errors import UserError, unknown
+from whale_envs.services import Endpoint, Patience, ServiceError, asked, client, openai_key, retry_after
+from whale_train.policies.base import Ended, Policy, PolicyError, Request, Sampler, Sampling
+from whale_train.policies.chat_api import ENGINES, Engine, Refused, read_listing, read_reply, write_request
+
+#: A reply of 8,192 tokens takes minutes, and none of them is heard before the last; a server that is started again is
+#: back within one or two.
+PATIENCE = Patience(retries=6, backoff=1.0, max_wait=60.0, silence=600.0, total=1200.0)
+#: Requests in a row that were given up after which the endpoint is.
+FAILURES = 8
+_OTHERWISE = "choose --policy tiny or hf:DIR"
+_SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?\d+))?(?:@(?P<url>https?://.+))?")
+
+
+class OpenAIPolicy(Policy):
+    """Samples replies at an endpoint.
+
+    A reply has tool calls where the ask has tools. `counted` are the tokens that the endpoint counts, `dollars` what
+    they cost. vLLM's replies have token ids and log-probabilities, too. `top_k` is 0 in `sampling` where the endpoint
+    takes none. A request that is given up is a `PolicyError`, and so are those that the endpoint refuses; `FAILURES`
+    given up in a row, a key that is refused, an address or a model that is not there raise `UserError` from `collect`.
+    Replies come in the order in which they arrive.
+
+    Args:
+        model: the model's name there.
+        url: the base URL, which mostly ends in /v1; None takes OPENAI_BASE_URL, or OpenAI's own. The key is in
+            OPENAI_API_KEY; with a URL, none is needed.
+        sampling: temperature, top-p, and top-k.
+        price: dollars a million tokens in and out; OpenAI's own API needs it.
+        max_batch: most requests on their way at once.
+        patience: how long is waited, and how often asked again.
+
+    Raises `UserError` for a key or URL that is missing, malformed or refused, an endpoint that does not answer, a model
+    that it does not know.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        url: str | None = None,
+        sampling: Sampling | None = None,
+        price: tuple[float, float] | None = None,
+        max_batch: int = 64,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        import openai  # a second to import, which only those who chose it pay
+
+        self.name = f"openai:{model}"
+        self.max_batch, self._patience, self._sdk = max_batch, patience, openai
+        key = openai_key(_OTHERWISE, own_server=bool(url or os.environ.get("OPENAI_BASE_URL")))
+        url_name = "the URL in --policy" if url else "OPENAI_BASE_URL"
+        self._client = client(openai.OpenAI, key, patience.silence, url_name, url)
+        weakref.finalize(self, self._client.close)
+        self._endpoint = Endpoint(model, str(self._client.base_url), key, "OPENAI_API_KEY", url_name)
+        own = self._client.base_url.host == "api.openai.com"
+        if own and price is None:
+            raise UserError(
+                f"the price of {model!r} is not known: give dollars a million tokens in and out, e.g. "
+                f"--policy openai:{model}@0.25/2"
+            )
+        self._price = price or (0.0, 0.0)
+        self._engine = Engine(own=True) if own else self._find_engine()
+        sampling = sampling or Sampling()
+        self.sampling = sampling if self._engine.extras else msgspec.structs.replace(sampling, top_k=0)
+        self._quiet = _Quiet()
+        self._failures, self._lock = 0, threading.Lock()
+
+    @property
+    def weights_hash(self) -> str:
+        """12 hex digits of a hash of the model's name, the base URL and the sampling."""
+        decisive = f"{self._endpoint.model} {self._endpoint.url} {self.sampling}"
+        return hashlib.sha256(decisive.encode()).hexdigest()[:12]
+
+    def sampler(self) -> Sampler:
+        """See `Policy.sampler`."""
+        return ThreadSampler(self._answer, self.max_batch)
+
+    def _find_engine(self) -> Engine:
+        """What the endpoint runs, by its list of models; one need not have any."""
+
+        def models() -> list[tuple[str, str]]:
+            try:
+                return read_listing(self._client.get("/models", cast_to=_response_type()).content)
+            except self._sdk.APIStatusError as error:
+                if error.status_code in (400, 404, 405, 501):
+                    return []
+                raise
+
+        try:
+            found = dict(asked(self._endpoint, self._sdk, models, replace(self._patience, retries=2)))
+        except ServiceError as error:
+            raise UserError(f"{error}: start the server, or mend {self._endpoint.url_name}") from None
+        model = self._endpoint.model
+        owner = found.get(model) or next(iter(found.values()), "")
+        if owner == "vllm" and model not in found:  # the others go by aliases, too
+            raise unknown(f"model of {self._endpoint.url}", model, found)
+        return ENGINES.get(owner, Engine())
+
+    def _answer(self, request: Request, closed: threading.Event) -> Reply | PolicyError:
+        """What becomes of a request; called in many threads."""
+        try:
+            body = write_request(request, self._endpoint.model, self.sampling, self._engine)
+        except ValueError as error:
+            return PolicyError(str(error))
+        try:
+            try:
+                reply = self._send(body, request, closed)
+            except ServiceError as error:
+                if "maximum context length" not in str(error):
+                    raise
+                # prompt and cap together are too long: without a cap, the reply gets what is left, which is less
+                body = {key: value for key, value in body.items() if key not in ("max_tokens", "max_completion_tokens")}
+                reply = self._send(body, request, closed)
+        except (ServiceError, Refused) as error:
+            return self._failed(error)
+        self._failures = 0
+        return reply
+
+    def _send(self, body: dict[str, Any], request: Request, closed: threading.Event) -> Reply:
+        def send() -> Reply:
+            self._quiet.wait(closed)
+            try:
+                response = self._client.post("/chat/completions", cast_to=_response_type(), body=body)
+            except self._sdk.RateLimitError as error:
+                self._quiet.keep(min(retry_after(error.response), self._patience.max_wait))
+                raise
+            return read_reply(response.content, request.ask.stop, self._engine, self._price)
+
+        reply: Reply = asked(self._endpoint, self._sdk, send, self._patience, closed.wait)
+        return reply
+
+    def _failed(self, error: ServiceError | Refused) -> PolicyError:
+        """The error of a request. Raises `UserError` when too many have been given up in a row."""
+        if isinstance(error, Refused):
+            return PolicyError(self._endpoint.line(str(error)))
+        if error.transient:
+            with self._lock:
+                self._failures += 1
+                if self._failures >= FAILURES:
+                    raise UserError(f"{error}, {FAILURES} requests in a row: mend it, then run the same again")
+        return PolicyError(str(error))
+
+
+def load_endpoint(spec: str, sampling: Sampling | None = None, max_batch: int = 64) -> OpenAIPolicy:
+    """The policy that "openai:MODEL" names, with "@URL" after it, or "@IN/OUT" (its price), or both in that order.
+
+    Raises `UserError` for a malformed one, and as `OpenAIPolicy` does.
+    """
+    found = _SPEC.fullmatch(spec)
+    if found is None:
+        raise UserError(
+            f"policy {spec!r}: expected openai:MODEL@http://HOST:PORT/v1, or openai:MODEL@IN/OUT with its price in "
+            "dollars a million tokens"
+        )
+    price = (float(found["into"]), float(found["out"])) if found["into"] else None
+    return OpenAIPolicy(found["model"], found["url"], sampling, price, max_batch)
+
+
+def _response_type() -> Any:
+    """What the SDK gives back unread; it checks no body."""
+    import httpx2
+
+    return httpx2.Response
+
+
+class _Closed(Exception):
+    """The sampler was closed while a request waited."""
+
+
+class _Quiet:
+    """Where requests wait while the service wants none: what one of them was told holds for all."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def keep(self, seconds: float) -> None:
+        """No request for so long."""
+        self._until = max(self._until, time.monotonic() + seconds)
+
+    def wait(self, closed: threading.Event) -> None:
+        """Wait until requests may be made. Raises `_Closed`."""
+        while (left := self._until - time.monotonic()) > 0 and not closed.wait(left):
+            pass
+        if closed.is_set():
+            raise _Closed
+
+
+class ThreadSampler(Sampler):
+    """A sampler whose requests are answered in threads, at most `threads` of them.
+
+    They are daemons: a request that is on its way when the sampler is closed ends by itself, and nobody waits for it.
+    """
+
+    def __init__(self, answer: Callable[[Request, threading.Event], Reply | PolicyError], threads: int) -> None:
+        self._answer, self._threads = answer, threads
+        self._tickets, self._open, self._started = count(), 0, 0
+        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[int, Reply | PolicyError | BaseException]] = SimpleQueue()
+        self._closed = threading.Event()
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """See `Sampler.submit`."""
+        tickets = [next(self._tickets) for _ in requests]
+        self._open += len(tickets)
+        for item in zip(tickets, requests, strict=True):
+            self._waiting.put(item)
+        while self._started < min(self._threads, self._open):
+            self._started += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        return tickets
+
+    def collect(self) -> list[Ended]:
+        """See `Sampler.collect`. Raises what went wrong with more than one request, in whichever it did."""
+        ended: list[Ended] = []
+        while len(ended) < self._open:
+            try:
+                ticket, reply = self._ended.get(block=not ended)
+            except Empty:
+                break
+            if isinstance(reply, BaseException) and not isinstance(reply, PolicyError):
+                raise reply
+            ended.append((ticket, reply))
+        self._open -= len(ended)
+        return ended
+
+    def close(self) -> None:
+        """See `Sampler.close`."""
+        self._closed.set()
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None and not self._closed.is_set():
+            ticket, request = item
+            try:
+                reply: Reply | PolicyError | BaseException = self._answer(request, self._closed)
+            except _Closed:
+                return
+            except BaseException as error:  # raised where replies are collected
+                reply = error
+            self._ended.put((ticket, reply))
