@@ -66,4 +66,4 @@ def format_followed(episode: Episode) -> bool:
     """Whether every reply was of use to the harness: it called a tool after it, or the last one gave the answer."""
     used = {call.after for call in episode.tool_calls}
     last = len(episode.calls)
-    return all(n in used or (n == last and episode.answer is not None) for n in range(1, last + 1))
+    return used.issuperset(range(1, last)) and (last in used or last == 0 or episode.answer is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from whale_envs.data.folder import load_splits
@@ -18,6 +19,8 @@ from whale_envs.verifiers.exact_match import normalise
 
 #: The seed of the bundled world; the bundled model was trained on others.
 MINI_WORLD_SEED = 0
+#: Longest text whose words are kept, in characters.
+MAX_KEPT = 4_000
 
 
 class SearchQA(Domain):
@@ -71,14 +74,14 @@ class SearchQAWorld(World):
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
         passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
-        shown = {m["content"] for call in episode.calls for m in call.messages if m["role"] == "tool"}
-        golds = [f" {gold} " for gold in map(normalise, self.golds) if gold]
+        shown = [m["content"] for m in episode.shown() if m["role"] == "tool"]
+        golds = [words for gold in self.golds if (words := _words(gold)).strip()]
         facts = {
             "format followed": format_followed(episode),
             "answered": isinstance(episode.answer, str),
             "searched": bool(episode.tool_calls),
-            "answer retrieved": any(gold in _words(p.title, p.text) for p in passages for gold in golds),
-            "answer shown": any(gold in f" {normalise(text)} " for text in shown for gold in golds),
+            "answer retrieved": _stands(golds, [f"{p.title} {p.text}" for p in passages]),
+            "answer shown": _stands(golds, shown),
             "cap hit": episode.truncated,
         }
         for place in ("retrieved", "shown"):
@@ -91,6 +94,17 @@ class SearchQAWorld(World):
         return self.golds[0]
 
 
-@functools.lru_cache(maxsize=4096)  # the rollouts of a group find the same passages
-def _words(title: str, text: str) -> str:
-    return f" {normalise(f'{title} {text}')} "
+def _stands(golds: Sequence[str], texts: Iterable[str]) -> bool:
+    """Whether any of the golds stands in any of the texts, whose words are looked at."""
+    for text in texts:
+        words = _words(text) if len(text) <= MAX_KEPT else _words.__wrapped__(text)
+        for gold in golds:
+            if gold in words:
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)  # the rollouts of a group find the same passages, and are shown the same
+def _words(text: str) -> str:
+    """The normalised words, with a space at either end."""
+    return f" {normalise(text)} "

@@ -32,8 +32,8 @@ CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
 Echo = Callable[[str], object]
 
 
-def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
-    """Execute a harness module in a fresh namespace and return its `run`.
+def namespace(code: CodeType, seed: int, echo: Echo) -> dict[str, Any]:
+    """Execute a harness module in a fresh namespace and return that; its `run` is in it.
 
     `random` inside it is a module of its own, seeded with `seed`; what it prints goes to `echo`.
     """
@@ -72,8 +72,7 @@ def load_run(code: CodeType, seed: int, echo: Echo) -> Callable[..., Any]:
     scope["__name__"] = "builtins"
     scope["__builtins__"] = {**_BUILTINS, "__import__": import_allowed, "print": own_print}
     exec(code, scope)
-    run: Callable[..., Any] = scope["run"]
-    return run
+    return scope
 
 
 def seeded_random(seed: int) -> ModuleType:
@@ -119,6 +118,7 @@ class Run:
     def __init__(self, code: CodeType, view: TaskView, call: CallTool, seed: int, echo: Echo) -> None:
         self._code, self._view, self._tools = code, view, Tools(call)
         self._seed, self._echo = seed, echo
+        self._scope: dict[str, Any] = {}
         self._generator: Any = None
         self._asks = Asks()
 
@@ -127,8 +127,8 @@ class Run:
         try:
             try:
                 if self._generator is None:
-                    run = load_run(self._code, self._seed, self._echo)
-                    self._generator = run(self._view, self._tools)
+                    self._scope = namespace(self._code, self._seed, self._echo)
+                    self._generator = self._scope["run"](self._view, self._tools)
                     return "ask", self._asks.next(next(self._generator))
                 return "ask", self._asks.next(self._generator.send(reply))
             except StopIteration as stop:
@@ -147,4 +147,7 @@ class Run:
             raise
         except BaseException:
             pass
+        else:  # functions and their namespace hold each other: taken apart, they leave now and not when it is tidied up
+            self._scope.clear()
+        vars(self._tools).clear()
         self._generator = None

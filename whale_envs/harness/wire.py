@@ -149,7 +149,7 @@ class _Walk:
 def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Any:
     """`plain([list(args), kwargs], what)`, at once for the words and numbers that most calls have."""
     chars = 0
-    for word in (*args, *kwargs, *kwargs.values()):
+    for word in (*args, *kwargs, *kwargs.values()) if kwargs else args:
         if type(word) is str and word.isascii():
             chars += VALUE_CHARS + len(word)
         elif type(word) is int and -(1 << 63) < word < 1 << 63:
@@ -174,16 +174,14 @@ class Asks:
     def next(self, yielded: object) -> Ask:
         """The ask that was yielded, copied. `ValueError` for anything else."""
         ask = yielded if isinstance(yielded, Ask) else None
-        messages: Any = ask.messages if ask is not None else yielded
+        messages: Any = yielded if ask is None else ask.messages
         kept, chars = self._last, self._chars
         if not (type(messages) is list and messages[: len(kept)] == kept):
             kept, chars = [], 0
-        if ask is None or (
-            ask.tools is None and ask.max_tokens is None and ask.stop == () and ask.template_kwargs == {}
-        ):
-            new = _texts(messages, len(kept), chars)
-            if new is not None:
-                self._last, self._chars = kept + new[0], new[1]
+        if ask is None or _bare(ask):
+            new = _texts(messages, len(kept))
+            if new is not None and chars + new[1] + _ASK_CHARS <= MAX_CHARS:
+                self._last, self._chars = kept + new[0], chars + new[1]
                 return Ask(self._last.copy())
         ask = ask or Ask(messages)
         _check_ask(ask, len(kept))
@@ -192,24 +190,27 @@ class Asks:
         return ask
 
 
-def _texts(messages: object, start: int, chars: int) -> tuple[list[Message], int] | None:
-    """What `_copied` makes of the messages from `start` on, and its count, at once; None for an ask that has any other
-    than a role and a text in them."""
+def _bare(ask: Ask) -> bool:
+    return ask.tools is None and ask.max_tokens is None and ask.stop == () and ask.template_kwargs == {}
+
+
+def _texts(messages: object, start: int) -> tuple[list[Message], int] | None:
+    """Copies of the messages from `start` on, and what they count; None if any has more than a role and a text."""
     if type(messages) is not list or not messages:
         return None
-    copies: list[Message] = []
+    chars, copies = 0, []
     for message in messages[start:]:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if type(role) is not str or type(content) is not str or role not in ROLES:
+        if type(role) is not str or role not in ROLES or type(content) is not str:
             return None
         if not content.isascii() and clean(content) != content:
             return None
         chars += _MESSAGE_CHARS + len(role) + len(content)
         first = next(iter(message)) == "role"  # an episode's JSON keeps the order
         copies.append({"role": role, "content": content} if first else {"content": content, "role": role})
-    return (copies, chars) if chars + _ASK_CHARS <= MAX_CHARS else None
+    return copies, chars
 
 
 def fields_of(ask: Ask, before: Sequence[Message]) -> list[Any]:

@@ -13,20 +13,22 @@ from collections.abc import Sequence
 
 from whale_envs.episode import Verdict
 
-_ARTICLES = frozenset(("a", "an", "the"))
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+#: The same for ASCII of nothing but words, signs and white space, as bytes: a tenth of the time.
+_SIGNS, _ARTICLES = string.punctuation.encode(), frozenset((b"a", b"an", b"the"))
+_PLAIN = (string.ascii_lowercase + string.digits + string.punctuation + " \t\n\r").encode()
 
 
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation, articles and extra white space."""
-    text = text.lower().translate(_PUNCTUATION)
-    words = text.split()
-    if not "".join(words).isalnum():  # an article may stand between other signs than white space
-        words = _ARTICLE.sub(" ", text).split()
-    elif not _ARTICLES.isdisjoint(words):
-        words = [word for word in words if word not in _ARTICLES]
-    return " ".join(words)
+    text = text.lower()
+    if text.isascii() and not (raw := text.encode()).translate(None, _PLAIN):
+        words = raw.translate(None, _SIGNS).split()
+        if not _ARTICLES.isdisjoint(words):
+            words = [word for word in words if word not in _ARTICLES]
+        return b" ".join(words).decode()
+    return " ".join(_ARTICLE.sub(" ", text.translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str | None, golds: Sequence[str]) -> Verdict:
