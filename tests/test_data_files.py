@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from pyarrow import parquet
 
 from whale_envs import UserError, load_domain
 from whale_envs.data.corpus import read_corpus
+from whale_envs.data.files import open_text
 from whale_envs.data.folder import load_splits
 from whale_envs.data.reader import CONFLICT, DUPLICATE, reader_of
 from whale_envs.data.search_files import NO_ANSWER
@@ -188,6 +190,7 @@ def test_a_gold_that_is_nothing_after_normalisation_is_dropped_alone(tmp_path):
         ("t.csv", b"problem,level\nx,1\n", "has no column answer or .*; it has problem, level"),
         ("t.csv.zst", b"\x28\xb5\x2f\xfdxxxxxxxxx", "cannot read"),
         ("t.csv.gz", gzip.compress(b"problem,answer\n" * 1000)[:-20], "cannot read"),
+        ("t.csv.zst", zstandard.compress(b"problem,answer\n" * 1000)[:-3], "cannot read .* it was cut off"),
         ("t.parquet", b"PAR1", "cannot read"),
         ("t.parquet", as_parquet([{"problem": "x"}]), "has no column answer"),
         ("t.json", b"[1, 2]", "t.json:1 is a JSON str"),
@@ -202,6 +205,20 @@ def test_a_file_that_cannot_be_used_is_one_line_that_names_it(tmp_path, name, co
     with pytest.raises(UserError, match=says) as error:
         load_splits("math", path)
     assert "\n" not in str(error.value) and name in str(error.value)
+
+
+@given(parts=st.lists(st.text("ab\n", max_size=40), min_size=1, max_size=8), data=st.data())
+def test_a_cut_within_a_frame_of_zstandard_is_never_taken_for_the_end(tmp_path_factory, parts, data):
+    frames = [zstandard.compress(part.encode()) for part in parts]
+    path = tmp_path_factory.mktemp("cut") / "t.zst"
+    cut = data.draw(st.integers(4, sum(map(len, frames))))
+    path.write_bytes(b"".join(frames)[:cut])
+    ends = list(itertools.accumulate(map(len, frames)))
+    try:
+        with open_text(path) as lines:
+            assert lines.read() == "".join(parts[: ends.index(cut) + 1])
+    except EOFError:
+        assert cut not in ends
 
 
 def test_a_corpus_in_a_tar_archive_named_jsonl_gz_is_read(tmp_path):

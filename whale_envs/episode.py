@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -191,16 +192,17 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that it is either whole or not there, whenever the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where no draft could be made, none can be removed
+            draft.unlink()
         raise UserError(
             f"cannot write {path}: {error.strerror}; free some space or give another --out, "
             "then run the same command again"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from whale_train.meta_harness.search import SearchConfig as PhaseConfig
 
 #: Most of anything that is counted, and the largest seed: what is larger was not meant, and fits no file's numbers.
-MOST, MOST_SEED = 1_000_000_000, 2**63 - 1
+MOST, MOST_SEED = 1_000_000, 2**63 - 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class Pool:
 
     def submit(self, job: Callable[..., Any], *args: Any, then: Callable[[Any], None] = lambda result: None) -> None:
         """Queue `job(*args)`; `then` gets its result, here, and may queue more."""
-        self._jobs[self._executor.submit(job, *args)] = then
+        with _deaf():
+            self._jobs[self._executor.submit(job, *args)] = then
 
     def call(self, job: Callable[..., Any], *args: Any) -> Any:
         """The result of one job, once all jobs have ended; the other workers start up beside it."""
@@ -59,6 +60,16 @@ class Pool:
 
 
 @contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started here never hear Ctrl-C, from their first line on: it is for this process to heed."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def pool(workers: int, unsafe: bool) -> Iterator[Pool]:
     """A pool that is gone, with all it was doing, when the block is left by an error or by Ctrl-C.
 
@@ -77,7 +88,7 @@ def pool(workers: int, unsafe: bool) -> Iterator[Pool]:
 
 
 def _begin(parent: int, unsafe: bool) -> None:
-    """Start a worker: dies with its parent, leaves Ctrl-C to it, computes with one thread."""
+    """Start a worker: dies with its parent, computes with one thread."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -88,7 +99,6 @@ def _begin(parent: int, unsafe: bool) -> None:
             libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     if os.getppid() != parent:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
     from tqdm import tqdm
 

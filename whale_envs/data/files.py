@@ -27,6 +27,8 @@ from whale_envs.errors import UserError
 KINDS = (".csv", ".jsonl", ".json", ".parquet")
 #: How many rows of a CSV file without a header are looked at to find out what its columns hold.
 LOOKS_AT = 50
+#: Compressed bytes that are unpacked at a time.
+_PACKED = 1 << 14
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -164,9 +166,35 @@ def _unpacked(file: io.BufferedReader) -> io.BufferedReader:
     if start[:2] == b"\x1f\x8b":
         return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")))
     if start == b"\x28\xb5\x2f\xfd":
-        packed = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        return io.BufferedReader(cast(io.RawIOBase, packed))
+        return io.BufferedReader(_Frames(file))
     return file
+
+
+class _Frames(io.RawIOBase):
+    """What the zstandard frames of a file hold. The library's own reader takes a frame that was cut off for whole."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._frame: Any = None  # the one that is being read
+        self._packed = b""
+        self._data = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._data:
+            packed = self._packed or self._file.read(_PACKED)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("it was cut off, within a frame of zstandard")
+                return 0
+            frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._data = memoryview(frame.decompress(packed))
+            self._frame, self._packed = (None, frame.unused_data) if frame.eof else (frame, b"")
+        length = min(len(buffer), len(self._data))
+        buffer[:length], self._data = self._data[:length], self._data[length:]
+        return length
 
 
 def _csv(path: Path, layout: Layout) -> Iterator[Row]:

@@ -54,7 +54,8 @@ def _check(source: str, name: str) -> CodeType:
             tree = ast.parse(source, filename=name)
             code = compile(tree, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        line = getattr(error, "lineno", None)
+        where = f" at line {line}" if line else ""
         raise HarnessSourceError(
             f"harness {name} does not parse{where}: {getattr(error, 'msg', error)}; mend the file"
         ) from None
@@ -108,15 +109,14 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
     path = Path(spec)
     if str(spec) in seed_names(domain):
         path = SEEDS / f"{domain.replace('-', '_')}_{spec}.py"
-        return Harness(path.read_text(), str(spec), trusted)
+        return Harness(path.read_text(encoding="utf-8"), str(spec), trusted)
     if path.suffix != ".py":
-        raise unknown(f"harness of {domain}", str(spec), seed_names(domain))
+        raise unknown(f"harness of {domain}", str(spec), [*seed_names(domain), "FILE.py"])
     try:
-        return Harness(path.read_text(), path.stem, trusted)
+        return Harness(path.read_text(encoding="utf-8"), path.stem, trusted)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read harness {path}: {error}; expected a Python file with `run(task, tools)`"
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`") from None
 
 
 def _attribute(spec: str) -> Any:

@@ -57,9 +57,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, corpus: Path, shard_passages: int) -> Plan:
-        """The plan for a corpus file as it is now. Raises `UserError` when it is not there."""
+        """The plan for a corpus file as it is now. Raises `UserError` when it cannot be read."""
         try:
-            found = corpus.stat()
+            with corpus.open("rb") as file:
+                found = os.fstat(file.fileno())
         except OSError as error:
             raise UserError(f"cannot read {corpus}: {error.strerror}; expected {EXPECTED}") from None
         return cls(str(corpus.resolve()), found.st_size, found.st_mtime_ns, shard_passages)
