@@ -52,7 +52,7 @@ class OpenAIPolicy(Policy):
         sampling: temperature, top-p, and top-k.
         price: dollars a million tokens in and out; OpenAI's own API needs it.
         max_batch: most requests on their way at once.
-        patience: how long is waited, and how often asked again.
+        patience: how long is waited, and how often asked again; by default `PATIENCE`.
 
     Raises `UserError` for a key or URL that is missing, malformed or refused, an endpoint that does not answer, a model
     that it does not know.
@@ -65,15 +65,15 @@ class OpenAIPolicy(Policy):
         sampling: Sampling | None = None,
         price: tuple[float, float] | None = None,
         max_batch: int = 64,
-        patience: Patience = PATIENCE,
+        patience: Patience | None = None,
     ) -> None:
         import openai  # a second to import, which only those who chose it pay
 
         self.name = f"openai:{model}"
-        self.max_batch, self._patience, self._sdk = max_batch, patience, openai
+        self.max_batch, self._patience, self._sdk = max_batch, patience or PATIENCE, openai
         key = openai_key(_OTHERWISE, own_server=bool(url or os.environ.get("OPENAI_BASE_URL")))
         url_name = "the URL in --policy" if url else "OPENAI_BASE_URL"
-        self._client = client(openai.OpenAI, key, patience.silence, url_name, url)
+        self._client = client(openai.OpenAI, key, self._patience.silence, url_name, url)
         weakref.finalize(self, self._client.close)
         self._endpoint = Endpoint(model, str(self._client.base_url), key, "OPENAI_API_KEY", url_name)
         own = self._client.base_url.host == "api.openai.com"
