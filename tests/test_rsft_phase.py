@@ -25,6 +25,7 @@ from whale_train.policies.transformers import TransformersPolicy, hash_weights
 from whale_train.progress import Silent
 from whale_train.rsft import checkpoint
 from whale_train.rsft.phase import weight_phase
+from whale_train.rsft.trainer import RSFTTrainer
 
 OPTIONS = TrainConfig(prompts=8, group=4, minibatch=4, micro_batch=4, lr=1e-3, seed=3)
 
@@ -238,6 +239,8 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     args = (tiny_agent.ONE_TURN, OPTIONS, 2, tmp_path / "w", ledger, Silent(), "w")
     with pytest.raises(UserError, match="has its weights elsewhere"):
         weight_phase(scripted, tiny_agent.Echo(20), *args)
+    with pytest.raises(UserError, match="policy scripted takes no weights"):
+        RSFTTrainer("m", tiny_agent.Echo(20), policy=scripted)
     with pytest.raises(UserError, match="prompts=8, but weight has 4 tasks"):
         weight_phase(tiny_agent.policy(), tiny_agent.Echo(4), *args)
     with pytest.raises(UserError, match=r"is no checkpoint: expected trainer_state.json"):

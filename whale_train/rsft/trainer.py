@@ -110,6 +110,11 @@ class RSFTTrainer(SFTTrainer):
         if args is None:
             name = model if isinstance(model, str) else str(model.config.name_or_path or "model")
             args = RSFTConfig(output_dir=f"{name.rstrip('/').split('/')[-1]}-RSFT")
+        if policy is not None and not hasattr(policy, "load_weights"):
+            raise UserError(
+                f"policy {policy.name} takes no weights (load_weights), so that it would go on sampling from those of "
+                "the start: leave it out, and the model samples itself"
+            )
         self.domain, self.harnesses = resolve(env, harness)
         self.deal = Deal(self.domain.splits.weight, args.prompts_per_step, args.seed)
         #: Called with the number of episodes that have just ended; set it to watch a step.
