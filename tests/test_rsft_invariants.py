@@ -162,8 +162,9 @@ def test_two_processes_give_the_curve_of_one(script: str, tmp_path: Path) -> Non
     found = {}
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        # torchrun's launcher, which this option asks for, starts processes on CPUs as well
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
+        # the launcher for several GPUs is torchrun's, which starts processes on CPUs as well; that for CPUs needs MPI
+        kind = "--multi_gpu" if processes > 1 else "--cpu"
+        command = [sys.executable, "-m", "accelerate.commands.launch", kind, "--num_machines", "1"]
         command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes", str(processes)]
         command += ["--main_process_port", "0", str(HERE / "rsft_launched.py"), script, str(out)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parent}:{HERE}"}

@@ -15,6 +15,9 @@ import tiny_agent
 import torch
 from rsft_runs import OnRows, apart, config, curve, episode_of, make_rows, trainer
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
@@ -199,6 +202,20 @@ def test_a_twin_stands_apart_from_its_model(tmp_path: Path) -> None:
             parameter.zero_()
     assert torch.equal(copied(input_ids=ids).logits, before)
     assert whole_weights(copied).keys() == model.state_dict().keys()
+
+
+def test_weights_that_are_spread_over_processes_are_put_together(tmp_path: Path) -> None:
+    model = tiny_agent.model()
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+        found = whole_weights(model)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert found.keys() == whole.keys()
+    assert all(type(found[name]) is Tensor and torch.equal(found[name], whole[name]) for name in whole)
 
 
 class _Seen(TrainerCallback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from whale_envs import Domain, Episode, Harness, Splits, Task, TaskSet, Verdict, World
 from whale_train.policies.transformers import TransformersPolicy
+
+gc.freeze()  # every training begins with a collection of garbage, which looks at all that was ever imported
 
 SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>", "<system>", "<tool>", "<unk>"]
 LETTERS = "abcdefgh"
