@@ -186,7 +186,7 @@ def test_legal_moves_are_the_positions_own_in_alphabetical_order(seed):
         if not any(board.legal_moves):
             break
         board.push(rng.choice(list(board.legal_moves)))
-    rows = legal_moves(board.fen())
+    rows = legal_moves(board)
     assert [uci for uci, _ in rows] == sorted(m.uci() for m in board.legal_moves)
     assert all(board.parse_san(san).uci() == uci for uci, san in rows)
 
@@ -248,7 +248,7 @@ def test_a_mates_place_in_the_list_gives_little_away(domain):
     places = Counter()
     for split in SPLITS:
         for task in domain.splits[split]:
-            legal = [uci for uci, _ in legal_moves(task.shown["fen"])]
+            legal = [uci for uci, _ in legal_moves(chess.Board(task.shown["fen"]))]
             places[4 * legal.index(task.gold.line[0]) // len(legal)] += 1
     assert max(places.values()) < 0.35 * places.total()
 

@@ -67,6 +67,6 @@ def test_a_clean_expert_is_bound_by_what_the_harness_shows(name, least):
         last = list(
             play(load_harness(name, "chess"), puzzle_task("t", row.fen, row.gold, "t"), random.Random(1), False)
         )[-1]
-        mates = {uci for uci, san in legal_moves(row.fen) if san.endswith("#")}
+        mates = {uci for uci, san in legal_moves(chess.Board(row.fen)) if san.endswith("#")}
         solved += set(moves(last)[-1]) <= mates
     assert least <= solved / len(rows) and (name == "strong") == (solved == len(rows))

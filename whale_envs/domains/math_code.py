@@ -7,7 +7,6 @@ by convention the content of the model's `\boxed{}`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from whale_envs.data.folder import load_splits
@@ -53,8 +52,9 @@ class MathWorld(World):
             raise ToolUseError(f"python(code, keep) takes keep=True or keep=False, not {keep!r:.80}")
         if keep and self._kept is None:
             self._kept = python_session()
-        # its time is real, and a harness that showed it would play other episodes from the same seed
-        return replace(self._run_code(code, self._kept if keep else None), seconds=0.0)
+        result = self._run_code(code, self._kept if keep else None)
+        # without its time, which is real: a harness that showed it would play other episodes from the same seed
+        return ExecResult(result.stdout, result.stderr, result.status)
 
     def close(self) -> None:
         """See `World.close`: ends the process in which names were kept."""

@@ -59,12 +59,15 @@ def tool(text: str) -> Message:
 
 def tag(text: str, name: str) -> str | None:
     """The content of the last `<name>...</name>` in `text`, stripped; None if there is none."""
-    opening, closing = f"<{name}>", f"</{name}>"
     # not a regular expression: each episode of a jailed harness would have to compile its own
-    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+    closing = f"</{name}>"
+    end = text.rfind(closing)
+    if end < 0:
+        return None
+    start = text.rfind(f"<{name}>", 0, end)
     if start < 0:
         return None
-    start += len(opening)
+    start += len(name) + 2
     return text[start : text.index(closing, start)].strip()
 
 
@@ -74,6 +77,9 @@ def boxed(text: str) -> str | None:
     if start < 0:
         return None
     depth, begin = 1, start + len("\\boxed{")
+    end = text.find("}", begin)
+    if "{" not in text[begin : max(end, begin)]:
+        return text[begin:end].strip() if end >= 0 else None
     for at in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
         if depth == 0:

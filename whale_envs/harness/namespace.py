@@ -101,12 +101,14 @@ class Tools:
         if name.startswith("_"):
             raise AttributeError(name)
 
+        send, what = self._call, f"what {name} was called with"
+
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                sent = plain_call(args, kwargs, f"what {name} was called with")
+                args_sent, kwargs_sent = plain_call(args, kwargs, what)
             except ValueError as error:
                 raise ToolUseError(str(error)) from None
-            return self._call(name, *sent)
+            return send(name, args_sent, kwargs_sent)
 
         self.__dict__[name] = call  # the next access finds it at once
         return call

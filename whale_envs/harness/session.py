@@ -35,7 +35,8 @@ class Answer:
 class Toolbox:
     """Calls a world's tools and records the calls.
 
-    `raised` keeps what ends the episode whatever the harness makes of it: an `EpisodeError`, or a bug of ours.
+    `raised` keeps what ends the episode whatever the harness makes of it: an `EpisodeError`, or a bug of ours. After
+    the end it refuses what a harness still calls while it is closed.
     """
 
     def __init__(self, tools: dict[str, Callable[..., Any]]) -> None:
@@ -73,7 +74,10 @@ class Toolbox:
             start = time.perf_counter()
             result = tool(*args, **kwargs)
             seconds = time.perf_counter() - start
-            kept, given = _two_copies(result, name)
+            try:
+                kept, given = two_copies(result, f"the result of {name}")
+            except ValueError as error:
+                raise EpisodeError("tool", str(error)) from None
         except ToolUseError as error:
             raise ToolUseError(clean(str(error))) from None
         except Exception as error:
@@ -81,13 +85,6 @@ class Toolbox:
             raise
         self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks))
         return given
-
-
-def _two_copies(result: Any, name: str) -> tuple[Any, Any]:
-    try:
-        return two_copies(result, f"the result of {name}")
-    except ValueError as error:
-        raise EpisodeError("tool", str(error)) from None
 
 
 class Session(ABC):
@@ -102,11 +99,12 @@ class Session(ABC):
         Raises `EpisodeError` owned by the harness when it raises, yields what is no ask, or is stopped, and
         whatever a tool raised that was not a misuse.
         """
+        toolbox = self._toolbox
         if reply is not None:
-            self._toolbox.next_ask()
+            toolbox.next_ask()
         kind, value = self._run(reply)
-        if self._toolbox.raised is not None:
-            raise self._toolbox.raised
+        if toolbox.raised is not None:
+            raise toolbox.raised
         if kind == "fail":
             raise EpisodeError("harness", value)
         return value if isinstance(value, Ask) else Answer(value)
@@ -126,20 +124,14 @@ class InProcessSession(Session):
     def __init__(self, harness: Harness, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
         super().__init__(toolbox)
         view = TaskView(two_copies(shown, "a task")[1])
-        self._open = True
-        self._episode = Run(harness.code, view, self._call, seed, _echo)
+        self._episode = Run(harness.code, view, toolbox.call, seed, _echo)
 
     def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
         return self._episode.resume(reply)
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not self._open:
-            raise ToolUseError("the episode has ended")
-        return self._toolbox.call(name, args, kwargs)
-
     def close(self) -> None:
         """See `Session.close`."""
-        self._open = False
+        self._toolbox.raised = self._toolbox.raised or ToolUseError("the episode has ended")
         self._episode.close()
 
 

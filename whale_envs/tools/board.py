@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-
 import chess
 
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import BoardView
 from whale_envs.verifiers.chess_line import ChessLine, parse_move
 
+LegalMoves = tuple[tuple[str, str], ...]
 
-@functools.lru_cache(maxsize=4096)  # the repeats of one task meet the same positions
-def legal_moves(fen: str) -> tuple[tuple[str, str], ...]:
+#: What positions look like that have been met, by all that makes them: the repeats of one task meet the same ones.
+_met: dict[tuple[object, ...], tuple[str, str, LegalMoves]] = {}
+MOST_MET = 4096
+
+
+def look(board: chess.Board) -> tuple[str, str, LegalMoves]:
+    """A position's FEN, its board as eight lines with White below, and its legal moves."""
+    men = (board.pawns, board.knights, board.bishops, board.rooks, board.queens, board.kings)
+    state = (board.turn, board.castling_rights, board.ep_square, board.halfmove_clock, board.fullmove_number)
+    position = (*men, board.occupied_co[chess.WHITE], *state)
+    met = _met.get(position)
+    if met is None:
+        if len(_met) >= MOST_MET:
+            _met.clear()
+        met = _met[position] = board.fen(), str(board), legal_moves(board)
+    return met
+
+
+def legal_moves(board: chess.Board) -> LegalMoves:
     """Every legal move as (UCI, SAN), in the alphabetical order of the UCI, which says nothing of its worth."""
-    board = chess.Board(fen)
     return tuple(sorted((move.uci(), board.san(move)) for move in board.legal_moves))
 
 
@@ -27,9 +42,8 @@ class Board:
 
     def board(self) -> BoardView:
         """The position now: FEN, eight lines with White below, the legal moves."""
-        board = self.line.board
-        fen = board.fen()
-        return BoardView(fen, str(board), legal_moves(fen), self.line.status != "open", len(board.move_stack))
+        fen, lines, legal = look(self.line.board)
+        return BoardView(fen, lines, legal, self.line.status != "open", len(self.line.board.move_stack))
 
     def move(self, move: str) -> BoardView:
         """Play a move, in UCI or SAN; the position after it and after the opponent's reply.

@@ -12,6 +12,7 @@ are unique except that any mate wins.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -116,10 +117,11 @@ class ChessLine:
     """
 
     def __init__(self, fen: str, gold: ChessGold) -> None:
-        self.board = chess.Board(fen)
+        self.board = _position(fen).copy(stack=False)
         self.gold = gold
         self.status: Status = "open"
         self._on_line = True
+        self._mate = False
 
     @property
     def played(self) -> list[str]:
@@ -133,7 +135,8 @@ class ChessLine:
         self._on_line = self._on_line and ply < len(line) and _same(self.board, line[ply], move)
         right = self._on_line or (left > 1 and forces_mate(self.board, move, left))
         self.board.push(move)
-        if self.board.is_checkmate() or (self._on_line and ply + 1 == len(line)):
+        self._mate = self.board.is_checkmate()
+        if self._mate or (self._on_line and ply + 1 == len(line)):
             self.status = "solved"
         elif not right:
             self.status = "wrong"
@@ -146,10 +149,15 @@ class ChessLine:
         """1 for a solved puzzle, 0 for a wrong move or an unfinished line."""
         done = (len(self.board.move_stack) + 1) // 2
         if self.status == "solved":
-            return Verdict(1.0, "mate" if self.board.is_checkmate() else "the whole line was played")
+            return Verdict(1.0, "mate" if self._mate else "the whole line was played")
         if self.status == "wrong":
             return Verdict(0.0, f"wrong move {self.board.peek().uci()} at solver move {done}")
         return Verdict(0.0, f"unfinished after {done} right solver moves")
+
+
+@functools.lru_cache(maxsize=4096)  # reading a FEN takes longer than a copy, and the repeats of a task start alike
+def _position(fen: str) -> chess.Board:
+    return chess.Board(fen)
 
 
 def _same(board: chess.Board, uci: str, move: chess.Move) -> bool:

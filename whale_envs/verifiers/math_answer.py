@@ -33,6 +33,8 @@ def integer(text: str) -> str | None:
     >>> integer(" 025 "), integer(r"336^\circ"), integer("-1,000.00"), integer("7.5")
     ('25', '336', '-1000', None)
     """
+    if text.isascii() and text.isdigit():  # as most are
+        return text.lstrip("0") or "0"
     found = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
     if found is None:
         return None

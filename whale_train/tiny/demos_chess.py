@@ -21,7 +21,7 @@ from whale_envs.harness.helpers import Ask, Message, ReplyView
 from whale_envs.harness.load import SEEDS
 from whale_envs.harness.session import InProcessSession, Toolbox
 from whale_envs.task import SPLITS
-from whale_envs.tools.board import legal_moves
+from whale_envs.tools.board import look
 from whale_envs.verifiers.chess_line import ChessGold, mating_moves
 
 #: Strings that are to be single tokens: squares, tags, runs of empty squares, the tail of a FEN.
@@ -143,7 +143,7 @@ class Expert:
         """The next reply."""
         shown = next(m["content"] for m in reversed(messages) if "Legal moves" in m["content"])
         visible = set(re.findall(r"\b[a-h][1-8][a-h][1-8][qrbn]?\b", shown))
-        rows = [row for row in legal_moves(self._line.board.fen()) if row[0] in visible]
+        rows = [row for row in look(self._line.board)[2] if row[0] in visible]
         move = self._choose(rows)
         if self._slips(RANDOM):
             move = self._draw.choice(rows)[0]
