@@ -109,7 +109,7 @@ def test_a_mistake_is_one_line(
 def test_a_broken_archive_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "archive.json").write_text("{")
     assert cli.main(["archive", str(tmp_path)]) == 2
-    assert "no archive that this version reads" in capsys.readouterr().err
+    assert "archive.json is damaged" in capsys.readouterr().err
 
 
 def test_a_draft_that_a_search_is_writing_stays_when_somebody_looks(played: Archive) -> None:

@@ -66,7 +66,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "episodes.jsonl"
     write_episodes(path, [episode()])
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(UserError, match=r"episodes\.jsonl:2 is no episode"):
+    with pytest.raises(UserError, match=r"episodes\.jsonl:2 is damaged"):
         list(read_episodes(path))
 
 

@@ -215,7 +215,7 @@ def test_a_torn_cache_file_says_what_to_do(serve, tmp_path):
     (kept,) = tmp_path.glob("whale/judge/*/*.json")
     assert json.loads(kept.read_bytes())["answer"] == "Lincoln"
     kept.write_text("{")
-    with pytest.raises(UserError, match="remove it"):
+    with pytest.raises(UserError, match="remove the file"):
         make("openai").verdict("Who?", "Lincoln", GOLDS)
 
 

@@ -128,9 +128,9 @@ def test_shown_pairs_are_of_one_task_and_seed_each(run: Path) -> None:
         ("run.json", "{", "malformed"),
         ("arms/whale/curve.jsonl", '{"rollouts": 1}\n', "curve.jsonl:1 is no point"),
         ("arms/whale/curve.jsonl", "nonsense\n", "curve.jsonl:1 is no point"),
-        ("test/whale-0/episodes.jsonl", "{}\n", "episodes.jsonl:1 is no episode"),
-        ("test/whale-0/evaluation.json", "{}", "is no evaluation"),
-        ("arms/whale/archive/archive.json", "{}", "no archive"),
+        ("test/whale-0/episodes.jsonl", "{}\n", "episodes.jsonl:1 is damaged"),
+        ("test/whale-0/evaluation.json", "{}", "evaluation.json is damaged"),
+        ("arms/whale/archive/archive.json", "{}", "archive.json is damaged"),
     ],
 )
 def test_broken_file_is_named_in_one_line(run: Path, file: str, content: str | None, expected: str) -> None:

@@ -138,6 +138,26 @@ def test_a_row_that_is_no_passage_names_its_line_and_after_a_repair_the_build_mu
         build_index(path, out, 1)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocab.index.json",
+        "shard-00001/passages.jsonl",
+        "shard-00001/offsets.npy",
+        "shard-00000/bm25s/params.index.json",
+        "shard-00000/bm25s/data.csc.index.npy",
+    ],
+)
+@pytest.mark.parametrize("content", [None, b"", b"x"])
+def test_a_file_of_an_index_that_is_gone_or_damaged_is_one_line(corpus, tmp_path, name, content):
+    build_index(corpus, tmp_path / "index", 100)
+    path = tmp_path / "index" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged") as error:
+        BM25Retriever.open(tmp_path / "index")
+    assert str(tmp_path / "index") in str(error.value) and "\n" not in str(error.value)
+
+
 def test_folders_that_are_something_else_are_refused(corpus, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds other files \(notes.txt\)"):
@@ -173,7 +193,7 @@ def test_two_that_build_the_same_index_at_once_do_not_disturb_each_other(corpus,
     ("argv", "said"),
     [
         (("index", "build", "none.jsonl", "--out", "x"), r"cannot read none.jsonl: No such file"),
-        (("index", "build", "none.jsonl", "--out", "x", "--shard", "0"), "--shard 0: expected 1 or more"),
+        (("index", "build", "none.jsonl", "--out", "x", "--shard", "0"), "--shard 0: expected 1 to 2,147,483,647"),
         (("index", "search", "none.jsonl", "x"), "cannot read none.jsonl"),
         (("serve-retrieval", "x", "--port", "70000"), "--port 70000: expected 0 to 65535"),
         (("serve-retrieval", "http://127.0.0.1:1"), "is a server already"),

@@ -6,12 +6,16 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from whale_envs.errors import Owner, UserError
 from whale_envs.harness.helpers import Message, ReplyView
+
+T = TypeVar("T")
+#: What the decoder says of bytes that are not what they should be.
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 FinishReason = Literal["stop", "length"]
 
@@ -181,13 +185,30 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Read episodes from JSON lines; `UserError` names the line that is malformed."""
-    decoder = msgspec.json.Decoder(Episode)
+    return read_json_lines(path, Episode)
+
+
+def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """What `write_atomic` wrote as JSON lines. Raises `UserError` that names a line which was cut or changed since."""
+    decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise UserError(f"{path}:{number} is no episode: {error}") from None
+            except _MALFORMED as error:
+                raise _damaged(f"{path}:{number}", error) from None
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """What `write_atomic` wrote as JSON. Raises `UserError` for a file that was cut or changed since."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except _MALFORMED as error:
+        raise _damaged(str(path), error) from None
+
+
+def _damaged(place: str, error: Exception) -> UserError:
+    return UserError(f"{place} is damaged ({error}): remove the file, and the same command goes on without it")
 
 
 def write_atomic(path: Path, data: bytes) -> None:

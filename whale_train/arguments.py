@@ -25,7 +25,7 @@ from whale_train.archive_commands import (
     show_episode,
 )
 from whale_train.audit_command import AuditConfig, audit_harness
-from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig
+from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
 
 
@@ -65,6 +65,9 @@ class DataConfig:
     """REPO=REVISION of a set of the hub, in place of the pinned commit; may be given again."""
     corpus: bool = False
     """Download the 2018 Wikipedia corpus (5.1 GB) for search-qa into the folder too."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 Command = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
+from whale_envs.episode import read_json
 from whale_envs.harness.load import load_harness
 from whale_train.config import Job
 
@@ -58,7 +59,7 @@ def audit_harness(config: AuditConfig) -> int:
         domain = config.load_domain()
         tasks = domain.splits.harness
         if folder.finished:
-            found = msgspec.json.decode((folder.path / "result.json").read_bytes(), type=Audit)
+            found = read_json(folder.path / "result.json", Audit)
         else:
             with ConsoleProgress(config.kind, min(config.tasks, len(tasks))) as progress:
                 found = audit(policy, domain, config.start(), tasks, config.tasks, config.seed, progress)

@@ -1,6 +1,6 @@
 """The command line: `whale run`, `train`, `search`, `eval`, `report`, and the others that `whale --help` lists.
 
-A user's mistake is one line on stderr and exit code 2; Ctrl-C, SIGTERM and SIGHUP are one line and exit code 128 and
+A user's mistake is one line on stderr and exit code 2; Ctrl-C and SIGTERM are one line and exit code 128 and
 the signal's number; a bug is a traceback. This module imports next to nothing, so that there is no moment after the
 interpreter's own start at which Ctrl-C meets nobody.
 """
@@ -19,7 +19,7 @@ from types import FrameType
 #: What the system says of a place that the user chose, and that only the user can mend.
 PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -47,7 +47,7 @@ def _run(argv: Sequence[str]) -> int:
         from whale_train import arguments
 
         code = arguments.execute(arguments.parse(argv))
-        sys.stdout.flush()  # here, and not as the interpreter ends, where nobody would say what went wrong
+        print(end="", flush=True)  # here, and not as the interpreter ends, where nobody would say what went wrong
         return code
     except UserError as error:
         return _fail(str(error), 2)
@@ -57,7 +57,9 @@ def _run(argv: Sequence[str]) -> int:
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else None
         if error.errno in FULL:
-            return _fail(f"no space left{f' for {where}' if where else ''}: free some, then run the same again", 2)
+            return _fail(
+                f"no space left{f' for {where}' if where else ''}: free some, then run the same command again", 2
+            )
         if error.errno in PLACES and where:
             return _fail(f"cannot use {where}: {error.strerror}; give another place, or see who may use it", 2)
         raise
@@ -65,7 +67,7 @@ def _run(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _heeding() -> Iterator[None]:
-    """Raise `Stopped` at a signal that asks to end, unless whoever started us has it ignored (nohup, say)."""
+    """Raise `Stopped` at a signal that asks to end, unless whoever started us has it ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for other in heeded:  # a second signal ends the process wherever it is

@@ -25,7 +25,6 @@ def experiment(config: Experiment) -> int:
     look_at(config)
     from whale_train.run import run
 
-    quieten()
     folder = run(config)
     print(folder / "report.html")
     return 0

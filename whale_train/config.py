@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 MOST, MOST_SEED = 1_000_000, 2**63 - 1
 
 
+def check_seed(seed: int) -> None:
+    """Raise `UserError` for a seed that is none."""
+    if not 0 <= seed <= MOST_SEED:
+        raise UserError(f"--seed {seed}: expected 0 to {MOST_SEED}")
+
+
 @dataclass(frozen=True)
 class Job:
     """What every command that makes a run folder takes."""
@@ -59,8 +65,7 @@ class Job:
             raise UserError(f"--policy {self.policy!r}: expected tiny or hf:DIR, a folder with a model's files")
         if self.policy != "tiny" and kind not in ("hf", "openai"):
             raise unknown("policy", self.policy, ("tiny", "hf:DIR", "openai:MODEL@URL"))
-        if not 0 <= self.seed <= MOST_SEED:
-            raise UserError(f"--seed {self.seed}: expected 0 to {MOST_SEED}")
+        check_seed(self.seed)
 
     def check(self) -> None:
         """Read all that was given, as far as that goes without torch: a mistake is heard of within a second or two.

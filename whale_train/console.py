@@ -24,6 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from whale_envs.episode import read_json
+
 #: Seconds between two snapshots that are published, and between two plain lines.
 PUBLISH_EVERY, PLAIN_EVERY = 0.25, 5.0
 
@@ -180,7 +182,7 @@ class Display:
         """Show what the `FileProgress` at each path says now; one that is not there yet is passed over."""
         for name, path in files.items():
             if path.exists():
-                shot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+                shot = read_json(path, Snapshot)
                 if shot.updated != self._shots[name].updated:
                     self.show(name, shot)
 

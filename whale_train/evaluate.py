@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from whale_envs import Domain, Episode, Harness, Task
-from whale_envs.episode import read_episodes, write_atomic, write_episodes
+from whale_envs.episode import read_episodes, read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_train.ledger import dollars
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
@@ -79,7 +79,8 @@ def evaluate(
     if folder is not None and (kept := load_evaluation(folder)) is not None:
         if kept.key != key:
             raise UserError(f"{folder} holds another evaluation ({_differences(kept.key, key)}): give another folder")
-        return kept, list(read_episodes(folder / "episodes.jsonl"))
+        if (folder / "episodes.jsonl").exists():
+            return kept, _read(folder / "episodes.jsonl", kept.rollouts)
     started = time.perf_counter()
     progress = progress or Silent()
     progress.begin(phase or f"{split} set", len(tasks) * repeats)
@@ -89,7 +90,7 @@ def evaluate(
         chunk = tasks[first : first + step]
         part = folder / f"part-{_hash(key)}-{first:06d}.jsonl" if folder is not None else None
         if part is not None and part.exists():
-            episodes += read_episodes(part)
+            episodes += _read(part, len(chunk) * repeats)
             progress.advance(len(chunk) * repeats)
         else:
             played = rollout(policy, domain, harness, chunk, split, seed, repeats, progress.advance)
@@ -120,12 +121,17 @@ def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluati
 def load_evaluation(folder: Path) -> Evaluation | None:
     """The finished evaluation in `folder`, None if there is none. Raises `UserError` for a malformed file."""
     path = folder / "evaluation.json"
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Evaluation)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path} is no evaluation: {error}; remove it and run the same command again") from None
+    return read_json(path, Evaluation) if path.exists() else None
+
+
+def _read(path: Path, expected: int) -> list[Episode]:
+    episodes = list(read_episodes(path))
+    if len(episodes) != expected:
+        raise UserError(
+            f"{path} is damaged (it holds {len(episodes)} episodes, not {expected}): remove the file, and the same "
+            "command plays them again"
+        )
+    return episodes
 
 
 def _hash(key: Key) -> str:

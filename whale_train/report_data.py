@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from whale_envs import Episode
-from whale_envs.episode import read_episodes
+from whale_envs.episode import read_episodes, read_json
 from whale_envs.errors import UserError
 from whale_envs.harness.load import load_harness
 from whale_train.evaluate import load_evaluation
@@ -116,6 +116,8 @@ class Run:
 def read_report(folder: Path) -> Run:
     """Read a run folder, finished or not. Raises `UserError` when it is none, or nothing has been tested in it."""
     info = read_run(folder)
+    if info.kind not in ("run", "train", "search"):
+        raise UserError(f"{folder} holds a whale {info.kind}, which has no report: its result is in result.json")
     root = folder / "arms"
     names = sorted((p.name for p in root.iterdir() if p.is_dir()), key=_rank) if root.is_dir() else []
     arms = [_arm(root / name, info) for name in names]
@@ -123,7 +125,7 @@ def read_report(folder: Path) -> Run:
     if not arms:
         raise UserError(f"{folder} has no tested point yet: let `{info.command}` get past its first test, then report")
     result = folder / "result.json"
-    return Run(folder, info, arms, _start(arms, info), json.loads(result.read_bytes()) if result.exists() else {})
+    return Run(folder, info, arms, _start(arms, info), read_json(result, dict[str, Any]) if result.exists() else {})
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -137,7 +139,7 @@ def _arm(folder: Path, info: RunInfo) -> Arm:
     )
     harness = folder / "harness.py"
     state = folder / "state.json"
-    phases = msgspec.json.decode(state.read_bytes(), type=list[Ended]) if state.exists() else []
+    phases = read_json(state, list[Ended]) if state.exists() else []
     arm = Arm(folder.name, folder, points, Ledger(folder / "ledger.jsonl").by_kind(), phases)
     arm.harness = harness.read_text() if harness.exists() else None
     if (folder / "archive" / "archive.json").exists():

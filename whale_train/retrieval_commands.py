@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from whale_envs.errors import UserError
+from whale_train.config import MOST
 
 if TYPE_CHECKING:
     from whale_envs.tools.retrieval_build import Step
@@ -37,8 +38,8 @@ class BuildConfig:
     """Passages in a shard: a shard is counted in memory, about 0.5 GB for 250,000 passages of 100 words."""
 
     def __post_init__(self) -> None:
-        if self.shard < 1:
-            raise UserError(f"--shard {self.shard}: expected 1 or more")
+        if not 1 <= self.shard < 1 << 31:  # its passages are numbered in 32 bits
+            raise UserError(f"--shard {self.shard}: expected 1 to {(1 << 31) - 1:,}")
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class ServeRetrievalConfig:
         if not 0 <= self.port < 1 << 16:
             raise UserError(f"--port {self.port}: expected 0 to 65535")
         for name in ("max_batch", "queue", "threads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 to {MOST:,}")
 
 
 def index(config: IndexConfig) -> int:

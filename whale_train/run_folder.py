@@ -117,10 +117,10 @@ def read_run(folder: Path) -> RunInfo:
     """`run.json` of a run folder. Raises `UserError` when it is not there or malformed."""
     try:
         return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
-    except OSError:
-        raise UserError(
-            f"{folder} is no run folder: expected one that `whale run`, train, search or eval made"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} is no run folder: expected one that `whale run`, train or search made") from None
+    except OSError as error:
+        raise UserError(f"cannot read {folder / 'run.json'}: {error.strerror}; see who may read the folder") from None
     except msgspec.DecodeError as error:
         raise UserError(f"{folder / 'run.json'} is malformed ({error}): remove the folder and run again") from None
 
@@ -139,9 +139,10 @@ def versions() -> dict[str, str]:
 
 def _changes(there: RunInfo, here: RunInfo) -> str:
     """What differs, but for hashes that one of the two does not know yet."""
-    pairs = [("command", there.kind, here.kind)]
+    if there.kind != here.kind:
+        return f"of whale {there.kind}, not {here.kind}"
     names = sorted(there.config.keys() | here.config.keys())
-    pairs += [(name, there.config.get(name), here.config.get(name)) for name in names]
+    pairs = [(name, there.config.get(name), here.config.get(name)) for name in names]
     pairs += [
         (name, there.hashes[name], here.hashes[name]) for name in sorted(there.hashes.keys() & here.hashes.keys())
     ]

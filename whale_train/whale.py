@@ -8,13 +8,14 @@ a kill left it, so the same call goes on from anywhere to the same end. The test
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from whale_envs import Domain, Harness
-from whale_envs.episode import write_atomic
+from whale_envs.episode import read_json, write_atomic
 from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
@@ -62,9 +63,11 @@ def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
-    """What an arm has been through, the start first; empty when it has not begun."""
+    """What an arm has been through, the start first; empty when it has not begun. Where weights have gone since, what
+    led to them counts as not done."""
     path = folder / "state.json"
-    return msgspec.json.decode(path.read_bytes(), type=list[Snapshot]) if path.exists() else []
+    done = read_json(path, list[Snapshot]) if path.exists() else []
+    return list(itertools.takewhile(lambda s: s.model is None or (folder / s.model).is_dir(), done))
 
 
 def cycle_ends(done: list[Snapshot]) -> list[Snapshot]:
@@ -109,9 +112,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
         if phase.kind == "weights":
             assert isinstance(config, WeightOptions)
             out, start = folder / "weights" / f"{number:02d}", folder / model if model else None
-            last = weight_phase(
-                policy, domain, harness, config, phase.amount, out, ledger, progress, phase.name, start
-            )
+            last = weight_phase(policy, domain, harness, config, phase.amount, out, ledger, progress, phase.name, start)
             model = str(last.relative_to(folder))
         else:
             assert isinstance(config, SearchOptions) and proposer is not None

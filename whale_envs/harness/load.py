@@ -124,5 +124,7 @@ def _attribute(spec: str) -> Any:
     module, _, name = spec.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(f"cannot find harness {spec!r}: {error}; expected module:attribute, importable here") from error
+    except Exception as error:  # the module is the user's, and may raise anything
+        raise UserError(
+            f"cannot import harness {spec!r} ({type(error).__name__}: {error}): expected module:attribute"
+        ) from error

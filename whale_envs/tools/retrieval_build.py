@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whale_envs.data.corpus import read_corpus
-from whale_envs.episode import write_atomic
+from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
-from whale_envs.tools.retrieval_index import K1, B, IndexInfo, Plan, read_info, shard_folder
+from whale_envs.tools.retrieval_index import K1, B, IndexInfo, Plan, read_info, shard_folder, undamaged
 from whale_envs.tools.retrieval_kernel import postings
 from whale_envs.tools.retrieval_tokens import passage_tokens
 
@@ -114,14 +114,21 @@ def _claimed(out: Path, plan: Plan) -> Iterator[None]:
             raise UserError(f"{out} holds other files ({strays[0]}): give another --out")
         else:
             write_atomic(written, msgspec.json.encode(plan))
-        yield
+        try:
+            yield
+        except OSError as error:  # numpy gives its own no number
+            raise UserError(
+                f"cannot write the index in {out}: {error.strerror or error}; free some space or give another --out, "
+                "then run the same command again"
+            ) from None
 
 
 def _read(corpus: Path, out: Path, plan: Plan, watch: Callable[[Step], None]) -> int:
     """Read the corpus into shards, from the first passage that is in none; returns how many there are."""
     number, done = 0, 0
     while shard_folder(out, number).exists():
-        done += len(np.load(shard_folder(out, number) / "offsets.npy", mmap_mode="r")) - 1
+        with undamaged(out):
+            done += len(np.load(shard_folder(out, number) / "offsets.npy", mmap_mode="r")) - 1
         number += 1
     with corpus.open("rb") as raw:
         passages = _watched(read_corpus(corpus, raw), lambda n: watch(Step("reading", raw.tell(), plan.bytes, n)))
@@ -171,8 +178,9 @@ def _count(passages: Iterator[Passage], folder: Path) -> None:
 
 def _load_counts(out: Path, number: int) -> _Counts:
     folder = _counts(out, number)
-    terms = msgspec.json.decode((folder / "terms.json").read_bytes(), type=list[str])
-    return _Counts(terms, *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _Counts._fields[1:]))
+    with undamaged(out):
+        terms = read_json(folder / "terms.json", list[str])
+        return _Counts(terms, *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _Counts._fields[1:]))
 
 
 def _score(out: Path, plan: Plan, shards: int, watch: Callable[[Step], None]) -> IndexInfo:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whale_envs.data.corpus import EXPECTED
+from whale_envs.episode import read_json
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
 
@@ -97,23 +99,37 @@ class Shard(NamedTuple):
         return cls(data, indices, indptr, int(scores["num_docs"]), first)
 
 
+@contextlib.contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """Raise `UserError` where a file of an index, which is read within, is gone or was changed since it was written."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, KeyError) as error:  # numpy's, mmap's, bm25s's
+        raise UserError(
+            f"the index in {folder} is damaged ({error}): remove the folder, and build the index again"
+        ) from None
+
+
 class StoredIndex:
     """A finished index folder. Raises `UserError` when it is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.info = folder, read_info(folder)
-        self.passages = StoredPassages([shard_folder(folder, n) for n in range(len(self.info.shards))])
+        with undamaged(folder):
+            self.passages = StoredPassages([shard_folder(folder, n) for n in range(len(self.info.shards))])
 
     def vocabulary(self) -> dict[str, int]:
         """Each term's number."""
-        return msgspec.json.decode((self.folder / "vocab.index.json").read_bytes(), type=dict[str, int])
+        with undamaged(self.folder):
+            return read_json(self.folder / "vocab.index.json", dict[str, int])
 
     def shards(self) -> list[Shard]:
         """The scores, memory-mapped."""
-        loaded = [
-            bm25s.BM25.load(shard_folder(self.folder, n) / "bm25s", mmap=True, load_vocab=False)
-            for n in range(len(self.info.shards))
-        ]
+        with undamaged(self.folder):
+            loaded = [
+                bm25s.BM25.load(shard_folder(self.folder, n) / "bm25s", mmap=True, load_vocab=False)
+                for n in range(len(self.info.shards))
+            ]
         return [Shard.of(index.scores, sum(self.info.shards[:n])) for n, index in enumerate(loaded)]
 
 
@@ -124,6 +140,9 @@ class StoredPassages:
         # asarray: a plain view of a mapped file is read much faster than numpy's own kind of it
         self._offsets = [np.asarray(np.load(shard / "offsets.npy", mmap_mode="r")) for shard in shards]
         self._lines = [_mapped(shard / "passages.jsonl") for shard in shards]
+        for shard, offsets, lines in zip(shards, self._offsets, self._lines, strict=True):
+            if len(lines) != offsets[-1]:
+                raise ValueError(f"{shard / 'passages.jsonl'} has {len(lines)} bytes, not {offsets[-1]}")
         self._firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)]).tolist()
         self._decode = msgspec.json.Decoder(Passage).decode
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from whale_envs.episode import Verdict, write_atomic
+from whale_envs.episode import Verdict, read_json, write_atomic
 from whale_envs.errors import EpisodeError, UserError
 from whale_envs.services import ServiceError
 from whale_envs.verifiers.exact_match import exact_match, normalise
@@ -114,7 +114,7 @@ class Judge:
         path = self.folder / key[:2] / f"{key}.json"
         with self._asking[int(key, 16) % len(self._asking)]:
             if path.exists():
-                return _verdict(_read(path), 0.0)
+                return _verdict(read_json(path, Ruling), 0.0)
             ruling = self._ask(question, answer, list(golds), asked)
             write_atomic(path, msgspec.json.encode(ruling))
         return _verdict(ruling, ruling.dollars)
@@ -181,13 +181,6 @@ def load_judge(spec: str) -> Judge:
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whale" / "judge"
-
-
-def _read(path: Path) -> Ruling:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Ruling)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path} is no verdict of a judge: {error}; remove it and run the same again") from None
 
 
 def _verdict(ruling: Ruling, dollars: float) -> Verdict:

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from whale_envs import Episode, Harness
-from whale_envs.episode import read_episodes, write_atomic, write_episodes
+from whale_envs.episode import read_episodes, read_json, read_json_lines, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.harness.audit import Finding
 from whale_train.meta_harness.proposers.base import Cost, Proposal
@@ -139,14 +139,10 @@ class Archive:
         self.folder = folder
         self._index = _Index(domain)
         self.rounds: list[Round] = []
-        try:
-            if (folder / "archive.json").exists():
-                self._index = msgspec.json.decode((folder / "archive.json").read_bytes(), type=_Index)
-            if (folder / "rounds.jsonl").exists():
-                lines = (folder / "rounds.jsonl").read_bytes().splitlines()
-                self.rounds = [msgspec.json.decode(line, type=Round) for line in lines]
-        except msgspec.DecodeError as error:
-            raise UserError(f"{folder} is no archive that this version reads ({error}): give another folder") from None
+        if (folder / "archive.json").exists():
+            self._index = read_json(folder / "archive.json", _Index)
+        if (folder / "rounds.jsonl").exists():
+            self.rounds = list(read_json_lines(folder / "rounds.jsonl", Round))
         if self._index.domain != domain:
             raise UserError(
                 f"archive {folder} holds harnesses of {self._index.domain}, not of {domain}: give another folder"
@@ -219,8 +215,8 @@ class Archive:
     def outcomes(self, hash: str, key: ScoreKey | str) -> dict[str, Outcome]:
         """What came of each task under `key`, by task id."""
         path = self.files(hash) / "outcomes.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return {o.task: o for line in lines if (o := msgspec.json.decode(line, type=Outcome)).key == str(key)}
+        found = read_json_lines(path, Outcome) if path.exists() else ()
+        return {o.task: o for o in found if o.key == str(key)}
 
     def add(
         self,
@@ -256,10 +252,9 @@ class Archive:
             files / "episodes.jsonl", [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes]
         )
         path = files / "outcomes.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        kept = [line for line in lines if msgspec.json.decode(line, type=Outcome).key != str(key)]
-        kept += [msgspec.json.encode(_outcome(key, e)) for e in episodes]
-        write_atomic(path, b"".join(line + b"\n" for line in kept))
+        kept = [o for o in read_json_lines(path, Outcome) if o.key != str(key)] if path.exists() else []
+        kept += [_outcome(key, e) for e in episodes]
+        write_atomic(path, b"".join(msgspec.json.encode(o) + b"\n" for o in kept))
         candidate.scores[str(key)] = score
         write_atomic(files / "scores.json", _pretty(candidate.scores))
         self._save()
@@ -280,7 +275,7 @@ class Archive:
     def proposals(self, phase: str, round: int, ask: int) -> Proposals | None:
         """What was proposed when a round's proposer was asked for the `ask`-th time (from 0), if it was heard."""
         path = self._proposals(phase, round, ask)
-        return msgspec.json.decode(path.read_bytes(), type=Proposals) if path.exists() else None
+        return read_json(path, Proposals) if path.exists() else None
 
     def keep_proposals(self, phase: str, round: int, ask: int, proposals: Proposals) -> None:
         """File what was proposed, so that a killed round goes on with it and not with others."""
@@ -309,11 +304,7 @@ class Archive:
 
 def read_archive(folder: Path) -> Archive:
     """The archive in a folder, of whatever domain. Raises `UserError` for one that is broken."""
-    try:
-        domain = msgspec.json.decode((folder / "archive.json").read_bytes(), type=_Index).domain
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{folder} is no archive that this version reads ({error}): give another folder") from None
-    return Archive(folder, domain)
+    return Archive(folder, read_json(folder / "archive.json", _Index).domain)
 
 
 def tree_hash(source: str) -> str:

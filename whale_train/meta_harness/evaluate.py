@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from whale_envs import Domain, Episode, Harness
-from whale_envs.episode import write_atomic, write_episodes
+from whale_envs.episode import read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent, dollars, tokens
@@ -94,7 +94,7 @@ def score_shadow(
     stem = f"{re.sub(r'[^A-Za-z0-9]+', '-', key)}-{harness.hash}-{policy.weights_hash}-{seed}"
     path = folder / f"{stem}.json"
     if path.exists():
-        score = msgspec.json.decode(path.read_bytes(), type=Score)
+        score = read_json(path, Score)
     else:
         progress.begin(f"{key} shadow", len(tasks))
         score, episodes = evaluate(policy, domain, harness, tasks, seed, f"{key} shadow {harness.hash}", progress)

@@ -66,7 +66,7 @@ def _checked(where: str) -> str:
         return str(folder)
     if folder.exists():
         raise UserError(f"{where} is a file: give the folder that holds config.json, weights and tokenizer")
-    if where.count("/") > 1 or where.startswith((".", "/", "~")):
+    if where.count("/") != 1 or where.startswith((".", "/", "~")):
         raise UserError(f"no folder {where}: give one with config.json, weights and tokenizer, or a hub id OWNER/NAME")
     return where
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,11 +41,14 @@ def load_model(
     """
     where, name = find_model(spec, domain)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for library in ("transformers", "huggingface_hub"):  # what went wrong is said once, below
+        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32 if device == "cpu" else "auto")
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         line = " ".join(str(error).split())[:300]
+        if "ignore_mismatched_sizes" in line:  # which points to a table that was not printed
+            line = "its weights have other shapes than its config.json says; save both again"
         raise UserError(f"cannot load a causal language model from {where}: {line}") from error
     return TransformersPolicy(model, tokenizer, sampling, name, max_batch, device)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 
 from whale_envs import UserError
-from whale_envs.episode import write_atomic
+from whale_envs.episode import read_json, write_atomic
 
 #: Where a checkpoint is written before it counts, and what says whose folder it is.
 DRAFT, CLAIM = ".draft", "rsft.json"
@@ -47,7 +47,7 @@ def claim(out: Path, identity: Mapping[str, Any]) -> None:
     if not path.exists():
         write_atomic(path, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
         return
-    there = msgspec.json.decode(path.read_bytes())
+    there = read_json(path, dict[str, Any])
     for name, value in msgspec.to_builtins(dict(identity)).items():
         if there.get(name) != value:
             raise UserError(
