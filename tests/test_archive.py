@@ -136,7 +136,7 @@ def test_what_is_no_archive_of_this_domain_is_refused_in_one_line(tmp_path: Path
     with pytest.raises(UserError, match="holds harnesses of math, not of chess"):
         Archive(tmp_path, "chess")
     (tmp_path / "archive.json").write_text("{}")
-    with pytest.raises(UserError, match="archive.json is damaged"):
+    with pytest.raises(UserError, match=r"archive\.json is damaged"):
         Archive(tmp_path, "math")
     with pytest.raises(UserError, match="no harness"):
         Archive(tmp_path / "new", "math")["abc"]
