@@ -318,7 +318,8 @@ sys.exit(main(["eval", "--limit", "2"]))
     [("whale_envs", signal.SIGINT), ("tyro", signal.SIGTERM), ("bm25s", signal.SIGINT), ("torch", signal.SIGTERM)],
 )
 def test_a_signal_while_modules_are_imported_is_one_line(module: str, number: signal.Signals) -> None:
-    code = INTERRUPTED.format(module=module, number=int(number))
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # these tests may run as `&`
+    code = f"{heeding}\n{INTERRUPTED.format(module=module, number=int(number))}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 128 + number
     assert done.stderr == "whale: stopped; the same command goes on from here\n"
