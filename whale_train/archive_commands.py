@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
@@ -31,40 +28,10 @@ DEEPEST = 16
 LISTED = 12
 
 
-@dataclass(frozen=True)
-class ArchiveConfig:
-    """Show the harnesses that a search has tried: who was made from whom, scores, hypotheses, why some were refused."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """A run folder, or an archive in it (arms/ARM/archive)."""
-
-
-@dataclass(frozen=True)
-class DiffConfig:
-    """Compare two harnesses of an archive: the change of the code, and the tasks that one solves and the other not."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """A run folder, or an archive in it (arms/ARM/archive)."""
-    a: Annotated[str, tyro.conf.Positional]
-    """A harness: its hash, or the beginning of it."""
-    b: Annotated[str, tyro.conf.Positional]
-    """The other one."""
-
-
-@dataclass(frozen=True)
-class EpisodeConfig:
-    """Print an episode as a person reads it: what the model was shown and said, the answer, the verdict."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """A run folder, or an archive in it (arms/ARM/archive)."""
-    id: Annotated[str, tyro.conf.Positional]
-    """HARNESS/TASK as `whale diff` lists them, or TASK alone for every harness that played it."""
-
-
-def show_archive(config: ArchiveConfig) -> int:
-    """`whale archive`."""
+def show_archive(run: Path) -> int:
+    """`whale archive`: the lineage of every archive under a run folder."""
     console = _console()
-    for archive in archives(config.run):
+    for archive in archives(run):
         refused = sum(bool(c.gate) for c in archive.candidates)
         scored = [s for c in archive.candidates for s in c.scores.values()]
         console.print(
@@ -77,10 +44,10 @@ def show_archive(config: ArchiveConfig) -> int:
     return 0
 
 
-def compare(config: DiffConfig) -> int:
-    """`whale diff`."""
+def compare(run: Path, one: str, other: str) -> int:
+    """`whale diff`: the code and the outcomes of two harnesses, each given by its hash or the beginning of it."""
     console = _console()
-    archive, a, b = _both(archives(config.run), config.a, config.b)
+    archive, a, b = _both(archives(run), one, other)
     sources = [archive.source(c.hash).splitlines() for c in (a, b)]
     diff = "\n".join(difflib.unified_diff(*sources, a.hash, b.hash, lineterm=""))
     console.print(Syntax(diff or "the same source", "diff", background_color="default", word_wrap=True))
@@ -92,14 +59,12 @@ def compare(config: DiffConfig) -> int:
     return 0
 
 
-def show_episode(config: EpisodeConfig) -> int:
-    """`whale episode`."""
-    harness, _, task = config.id.rpartition("/")
-    found = list(_episodes(config.run, harness, task))
+def show_episode(run: Path, name: str) -> int:
+    """`whale episode`: the transcripts of HARNESS/TASK, or of TASK under every harness."""
+    harness, _, task = name.rpartition("/")
+    found = list(_episodes(run, harness, task))
     if not found:
-        raise UserError(
-            f"no episode {config.id!r} in {config.run}: expected HARNESS/TASK as `whale diff` lists them, or a task id"
-        )
+        raise UserError(f"no episode {name!r} in {run}: expected HARNESS/TASK as `whale diff` lists them, or a task id")
     print("\n\n".join(f"{path}\n{episode.transcript()}" for path, episode in found))
     return 0
 

@@ -16,14 +16,6 @@ from typing import Annotated, Literal
 import tyro
 
 from whale_envs.errors import UserError
-from whale_train.archive_commands import (
-    ArchiveConfig,
-    DiffConfig,
-    EpisodeConfig,
-    compare,
-    show_archive,
-    show_episode,
-)
 from whale_train.audit_command import AuditConfig, audit_harness
 from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
@@ -37,6 +29,36 @@ class ReportConfig:
     """A folder that `whale run`, train or search made."""
     out: Path | None = None
     """Where to write; by default into the run folder."""
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """Show the harnesses that a search has tried: who was made from whom, scores, hypotheses, why some were refused."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Compare two harnesses of an archive: the change of the code, and the tasks that one solves and the other not."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+    a: Annotated[str, tyro.conf.Positional]
+    """A harness: its hash, or the beginning of it."""
+    b: Annotated[str, tyro.conf.Positional]
+    """The other one."""
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """Print an episode as a person reads it: what the model was shown and said, the answer, the verdict."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run folder, or an archive in it (arms/ARM/archive)."""
+    id: Annotated[str, tyro.conf.Positional]
+    """HARNESS/TASK as `whale diff` lists them, or TASK alone for every harness that played it."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +138,14 @@ def execute(command: Command) -> int:
 
         print(write_report(command.run, command.out))
         return 0
-    if isinstance(command, ArchiveConfig):
-        return show_archive(command)
-    if isinstance(command, DiffConfig):
-        return compare(command)
-    if isinstance(command, EpisodeConfig):
-        return show_episode(command)
+    if isinstance(command, ArchiveConfig | DiffConfig | EpisodeConfig):
+        from whale_train.archive_commands import compare, show_archive, show_episode
+
+        if isinstance(command, ArchiveConfig):
+            return show_archive(command.run)
+        if isinstance(command, DiffConfig):
+            return compare(command.run, command.a, command.b)
+        return show_episode(command.run, command.id)
     if isinstance(command, AuditConfig):
         return audit_harness(command)
     if isinstance(command, IndexConfig):
