@@ -8,15 +8,10 @@ in which they were handed in.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from itertools import count
-
 import numpy as np
 import torch
 
-from whale_train.policies.base import Ended, Request, Sampler
-from whale_train.policies.row import Row, Rows
+from whale_train.policies.row import Row, Rows, RowSampler
 from whale_train.policies.sampling import sample, uniforms
 from whale_train.policies.slots import Slots
 
@@ -26,15 +21,11 @@ HANDED_OUT = 1 / 8
 ROOM = 64
 
 
-class SlotSampler(Sampler):
-    """A sampler over the slots of one model; at most `max_batch` of them, of `cache_bytes` in all."""
+class SlotSampler(RowSampler):
+    """A sampler over the slots of one model."""
 
     def __init__(self, rows: Rows, max_batch: int, cache_bytes: int) -> None:
-        self._rows = rows
-        self._max_batch, self._cache_bytes = max_batch, cache_bytes
-        self._tickets = count()
-        self._ended: list[Ended] = []
-        self._waiting: deque[Row] = deque()
+        super().__init__(rows, max_batch, cache_bytes)
         self._live: dict[int, Row] = {}  # slot: row
         self._parked: dict[int, tuple[int, ...]] = {}  # slot: the tokens of the row that ended there, the oldest first
         self._free: list[int] = []
@@ -43,27 +34,12 @@ class SlotSampler(Sampler):
         self._streams = np.zeros(0, dtype=np.uint64)
         self._drawn = np.zeros(0, dtype=np.int64)
 
-    def submit(self, requests: Sequence[Request]) -> list[int]:
-        """See `Sampler.submit`."""
-        tickets = [next(self._tickets) for _ in requests]
-        for row in self._rows.make(requests, tickets):
-            if row.error:
-                self._ended.append(self._rows.ended(row))
-            else:
-                self._waiting.append(row)
-        return tickets
-
-    @torch.inference_mode()
-    def collect(self) -> list[Ended]:
-        """See `Sampler.collect`."""
-        with self._rows.evaluating():
-            while self._waiting or self._live:
-                self._admit()
-                if len(self._ended) >= max(1, HANDED_OUT * len(self._live)):
-                    break
-                self._step()
-        ended, self._ended = self._ended, []
-        return ended
+    def _advance(self) -> None:
+        while self._waiting or self._live:
+            self._admit()
+            if len(self._ended) >= max(1, HANDED_OUT * len(self._live)):
+                break
+            self._step()
 
     def _admit(self) -> None:
         """Give slots to as many waiting rows as fit, and sample their first tokens."""
@@ -96,7 +72,7 @@ class SlotSampler(Sampler):
                 taken.append((slot, row, int(self._slots.lengths[slot])))
                 self._start(slot, row)
         while self._waiting and (slot := self._slot_for(self._waiting[0])) is not None:
-            row = self._waiting.popleft()
+            row = self._waiting.pop(0)
             taken.append((slot, row, 0))
             self._start(slot, row)
         return taken

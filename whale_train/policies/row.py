@@ -1,18 +1,21 @@
-"""A request on its way through a language model, and what all samplers do with it: prompt, tokens, reply."""
+"""A request on its way through a language model, and what all samplers do with it: wait, prompt, tokens, reply."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from transformers import PreTrainedModel
 
 from whale_envs.episode import FinishReason, Reply
 from whale_envs.prompts import PromptError, Prompts
-from whale_train.policies.base import Ended, PolicyError, Request, Sampling
+from whale_train.policies.base import Ended, PolicyError, Request, Sampler, Sampling
 from whale_train.policies.sampling import stream
 
 
@@ -107,6 +110,41 @@ class Rows:
         text = self._prompts.text(row.completion)
         calls = self._prompts.calls(text, row.prompt, row.request.ask.tools)
         return row.ticket, Reply(text, row.finish, calls, row.prompt, row.completion, row.logprobs)
+
+
+class RowSampler(Sampler):
+    """A sampler of at most `max_batch` rows at once, whose keys and values are estimated to stay under `cache_bytes`.
+
+    Those that wait are in `_waiting`, in order; `_advance` puts the ended ones into `_ended`.
+    """
+
+    def __init__(self, rows: Rows, max_batch: int, cache_bytes: int) -> None:
+        self._rows, self._max_batch, self._cache_bytes = rows, max_batch, cache_bytes
+        self._tickets = count()
+        self._waiting: list[Row] = []
+        self._ended: list[Ended] = []
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """See `Sampler.submit`."""
+        tickets = [next(self._tickets) for _ in requests]
+        for row in self._rows.make(requests, tickets):
+            if row.error:
+                self._ended.append(self._rows.ended(row))
+            else:
+                self._waiting.append(row)
+        return tickets
+
+    @torch.inference_mode()
+    def collect(self) -> list[Ended]:
+        """See `Sampler.collect`."""
+        with self._rows.evaluating():
+            self._advance()
+        ended, self._ended = self._ended, []
+        return ended
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Sample until some rows have ended, if any are on their way."""
 
 
 def _past(request: Request, prompt: list[int]) -> tuple[int, ...] | None:

@@ -178,14 +178,20 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
     return logits
 
 
+def one_token(model: PreTrainedModel) -> DynamicCache:
+    """The model's own cache after one token."""
+    cache = DynamicCache(config=model.config)
+    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    forward(model, one, one + 1, one, cache)
+    return cache
+
+
 def _states(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Keys and values of one token, each [layers, 1, kv heads, 1, head dim].
 
     Raises `ValueError` if the layers are not all of one shape and kind.
     """
-    cache = DynamicCache(config=model.config)
-    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    forward(model, one, one + 1, one, cache)
+    cache = one_token(model)
     states = [(layer.keys, layer.values) for layer in cache.layers if type(layer) is DynamicLayer]
     if len(states) < len(cache.layers) or len({(keys.shape, values.shape) for keys, values in states}) != 1:
         raise ValueError("not every layer keeps plain keys and values")

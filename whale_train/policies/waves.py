@@ -6,50 +6,25 @@ on the left; rows that end leave the batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count
-
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from whale_train.policies.base import Ended, Request, Sampler
-from whale_train.policies.row import Row, Rows
+from whale_train.policies.row import Row, RowSampler
 from whale_train.policies.sampling import sample, uniforms
-from whale_train.policies.slots import forward
+from whale_train.policies.slots import forward, one_token
 
 
-class WaveSampler(Sampler):
-    """A sampler of batches of at most `max_batch` rows, whose caches are estimated to stay under `cache_bytes`."""
+class WaveSampler(RowSampler):
+    """A sampler of one batch after the other."""
 
-    def __init__(self, rows: Rows, max_batch: int, cache_bytes: int) -> None:
-        self._rows, self._max_batch, self._cache_bytes = rows, max_batch, cache_bytes
-        self._tickets = count()
-        self._waiting: list[Row] = []
-        self._ended: list[Ended] = []
-
-    def submit(self, requests: Sequence[Request]) -> list[int]:
-        """See `Sampler.submit`."""
-        tickets = [next(self._tickets) for _ in requests]
-        for row in self._rows.make(requests, tickets):
-            if row.error:
-                self._ended.append(self._rows.ended(row))
-            else:
-                self._waiting.append(row)
-        return tickets
-
-    @torch.inference_mode()
-    def collect(self) -> list[Ended]:
-        """See `Sampler.collect`."""
+    def _advance(self) -> None:
         if not self._ended and self._waiting:
             self._waiting.sort(key=lambda row: len(row.prompt))
             batch = self._waiting[: self._fitting()]
             del self._waiting[: len(batch)]
-            with self._rows.evaluating():
-                self._run(batch)
+            self._run(batch)
             self._ended = [self._rows.ended(row) for row in batch]
-        ended, self._ended = self._ended, []
-        return ended
 
     def _fitting(self) -> int:
         """How many of the rows that wait make a batch; one always does."""
@@ -90,8 +65,6 @@ class WaveSampler(Sampler):
 @torch.inference_mode()
 def bytes_per_token(model: PreTrainedModel) -> int:
     """The size of what a model's own cache keeps of one token."""
-    cache = DynamicCache(config=model.config)
-    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    forward(model, one, one + 1, one, cache)
+    cache = one_token(model)
     known = [t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))]
     return sum(t.nbytes for t in known if t is not None)
