@@ -16,6 +16,7 @@ import msgspec
 
 from whale_envs import sandbox
 from whale_envs.episode import write_atomic
+from whale_envs.errors import UserError
 from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, evaluate, load_evaluation
@@ -36,9 +37,10 @@ def run(config: Experiment) -> Path:
     began, config = time.time(), config.resolved()
     cores = min(os.cpu_count() or 1, max(2, len(config.arms)))
     with RunFolder(config, sandbox.tier()) as folder, pool(cores, config.unsafe) as workers:
-        folder.starts_from(workers.call(_weights_hash, config))
-        if not folder.finished:
-            workers.call(_preflight, config)
+        weights, unfit = workers.call(_first_look, config, not folder.finished)
+        folder.starts_from(weights)
+        if unfit is not None:
+            raise unfit
         _run(config, folder, workers, began)
         return folder.path
 
@@ -99,14 +101,16 @@ def _policy(spec: str, config: Experiment) -> Policy:
     return load_policy(spec, config.domain)
 
 
-def _weights_hash(config: Experiment) -> str:
-    """A worker's job: the hash of the weights that the run starts from."""
-    return _policy(config.policy, config).weights_hash
-
-
-def _preflight(config: Experiment) -> None:
-    """A worker's job: whether policy and harness work together at all."""
-    preflight(_policy(config.policy, config), config.load_domain(), config.start())
+def _first_look(config: Experiment, tried: bool) -> tuple[str, UserError | None]:
+    """A worker's job: the hash of the weights that the run starts from and, if it is to be `tried`, why policy and
+    harness do not work together."""
+    policy = _policy(config.policy, config)
+    try:
+        if tried:
+            preflight(policy, config.load_domain(), config.start())
+    except UserError as error:  # after the hash, which says whether the folder is this run's at all
+        return policy.weights_hash, error
+    return policy.weights_hash, None
 
 
 def _play_arm(config: Experiment, arm: str) -> None:
