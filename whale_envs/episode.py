@@ -138,16 +138,6 @@ class Episode(msgspec.Struct, eq=False):
         """Whether any model call was cut off by a token cap."""
         return "length" in [call.reply.finish_reason for call in self.calls]
 
-    def shown(self) -> list[Message]:
-        """What the model was shown, in order: of every call the messages that the one before it did not have."""
-        shown: list[Message] = []
-        last: list[Message] = []
-        for call in self.calls:
-            goes_on = call.messages[: len(last)] == last
-            shown += call.messages[len(last) :] if goes_on else call.messages
-            last = call.messages
-        return shown
-
     def turns(self, waiting: list[Message] | None = None) -> Iterator[Turn]:
         """The episode in order, each message once; `waiting` is an ask that has no reply yet."""
         shown: list[Message] = []

@@ -74,7 +74,7 @@ class SearchQAWorld(World):
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
         passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
-        shown = [m["content"] for m in episode.shown() if m["role"] == "tool"]
+        shown = [m["content"] for turn in episode.turns() for m in turn.messages if m["role"] == "tool"]
         golds = [words for gold in self.golds if (words := _words(gold)).strip()]
         facts = {
             "format followed": format_followed(episode),
