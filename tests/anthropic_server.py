@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from loopback import Loopback
+from loopback import JsonHandler, Loopback
 
 KEY = "sk-ant-test-0123456789abcdef"
 
@@ -97,14 +97,9 @@ class MessagesServer(Loopback):
 
 
 def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(JsonHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.asked()
             if self.path != "/v1/messages" or not self.headers["anthropic-version"]:
                 server.wrong.append(f"{self.path} {self.headers}")
             if KEY not in (self.headers["x-api-key"], (self.headers["authorization"] or "").removeprefix("Bearer ")):
@@ -130,12 +125,7 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
 
         def refuse(self, reply: Status) -> None:
             said = {"type": "error", "error": {"type": reply.kind, "message": reply.message}}
-            body = json.dumps(said).encode() if reply.body is None else reply.body
-            self.send_response(reply.code)
-            for name, value in {**reply.headers, "content-length": str(len(body)), "connection": "close"}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(reply.code, json.dumps(said).encode() if reply.body is None else reply.body, reply.headers)
 
         def chunks(self, parts: list[str], end: bool = False) -> None:
             for part in [*parts, ""] if end else parts:

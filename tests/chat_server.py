@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from judge_server import KEY, Status
-from loopback import Loopback
+from loopback import JsonHandler, Loopback
 
 __all__ = ["CUT", "HANG", "KEY", "ChatServer", "Status", "called", "completion"]
 
@@ -68,20 +68,15 @@ def called(*calls: tuple[str, str], content: str | None = None) -> Body:
 
 
 def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
             assert self.path == "/v1/models"
-            self._answer(server.models)
+            self._send(server.models)
 
         def do_POST(self) -> None:
             arrived = time.monotonic()
             assert self.path == "/v1/chat/completions"
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.asked()
             with server.lock:
                 server.requests.append(body)
                 server.times.append(arrived)
@@ -93,9 +88,9 @@ def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
                 server.open -= 1
             if isinstance(said, str) or (isinstance(said, dict) and "role" in said):
                 said = completion(said)
-            self._answer(said)
+            self._send(said)
 
-        def _answer(self, said: Any) -> None:
+        def _send(self, said: Any) -> None:
             self.close_connection = True
             if said is HANG:
                 server.ended.wait()
@@ -104,12 +99,6 @@ def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
             if said is CUT:
                 status = Status(200, headers={"content-length": "1000"}, body=b'{"choices": [')
             error = {"error": {"message": status.message, "type": "an_error", "code": status.code}}
-            answer = json.dumps(error).encode() if status.body is None else status.body
-            self.send_response(status.code)
-            fixed = {"content-type": "application/json", "content-length": str(len(answer)), "connection": "close"}
-            for name, value in {**fixed, **status.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(answer)
+            self.answer(status.code, json.dumps(error).encode() if status.body is None else status.body, status.headers)
 
     return Handler

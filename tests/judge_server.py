@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from loopback import Loopback
+from loopback import JsonHandler, Loopback
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -40,14 +40,9 @@ class JudgeServer(Loopback):
 
 
 def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(JsonHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.asked()
             with server.lock:
                 server.requests.append(body)
                 server.keys.append(self.headers["x-api-key"] or self.headers["authorization"] or "")
@@ -56,15 +51,10 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
             said = server.say(json.loads(body["messages"][-1]["content"]))
             with server.lock:
                 server.open -= 1
-            code, headers = (said.code, said.headers) if isinstance(said, Status) else (200, {})
-            answer = _error(said) if isinstance(said, Status) else json.dumps(_said(self.path, said)).encode()
-            self.send_response(code)
-            fixed = {"content-type": "application/json", "content-length": str(len(answer)), "connection": "close"}
-            for name, value in {**fixed, **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(answer)
-            self.close_connection = True
+            if isinstance(said, Status):
+                self.answer(said.code, _error(said), said.headers)
+            else:
+                self.answer(200, json.dumps(_said(self.path, said)).encode(), {})
 
     return Handler
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fake_run import make_run
+from mistakes import one_line
 
 from whale_train import cli
 from whale_train.policies import load
@@ -45,15 +46,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedPolicy
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, to be copied."""
     return make_run(tmp_path_factory.mktemp("made") / "run", tasks=2, arms=("whale",))
-
-
-def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a command that must fail as a user's mistake; returns its one line."""
-    capsys.readouterr()
-    assert cli.main(argv) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("whale: ")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 class _Header(ctypes.Structure):

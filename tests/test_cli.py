@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mistakes import one_line
 from policy_models import tiny_model, tiny_tokenizer
 
 from whale_envs import sandbox
@@ -44,17 +45,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedPolicy:
     policy = ScriptedPolicy(lambda request: "<answer>x</answer>")
     monkeypatch.setattr(load, "load_policy", lambda *args: policy)
     return policy
-
-
-def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a command that must fail as a user's mistake; returns its one line."""
-    assert cli.main(argv) == 2
-    said = capsys.readouterr()
-    lines = said.err.strip().splitlines()
-    assert said.out == ""
-    assert len([line for line in lines if line.startswith("whale: ")]) == 1, said.err
-    assert "Traceback" not in said.err
-    return lines[-1]
 
 
 @pytest.mark.parametrize(
