@@ -25,7 +25,7 @@ import collections, dataclasses, functools, html, json, random, re, statistics, 
 from whale_envs.harness import *
 
 sys = dataclasses.sys
-os, gc, ctypes, mmap = (sys.modules["importlib"].import_module(n) for n in ("os", "gc", "ctypes", "mmap"))
+os, gc, ctypes = (sys.modules["importlib"].import_module(n) for n in ("os", "gc", "ctypes"))
 LIST, COUNT = [], 0
 
 class Box:
@@ -117,7 +117,7 @@ KEPT = {
     "a signal handler": ("sys.modules['signal'].signal(10, sys.modules['signal'].SIG_IGN)", "x = sys.modules['signal'].getsignal(10)"),
     "the alarm": ("sys.modules['signal'].setitimer(0, 1000)", "x = sys.modules['signal'].getitimer(0)[0] > 0"),
     "the descriptors": ("[tried(f'os.dup2({n}, {n + 20})') for n in range(20)]", "x = [n for n in range(64) if not tried(f'os.get_inheritable({n})').startswith('raised')][1:]"),
-    "shared memory": ("m = mmap.mmap(-1, 4096); m.write(W.encode())", "x = 'm' in globals() and m[:9]"),
+    "shared memory": ("mmap = ctypes.CDLL(None).mmap; mmap.restype = ctypes.c_void_p; m = mmap(None, 4096, 3, 0x21, -1, None); ctypes.memmove(m, W.encode(), 9)", "x = 'm' in globals() and ctypes.string_at(m, 9)"),
 }  # fmt: skip
 
 REFUSED = {

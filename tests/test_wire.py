@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-import time
 from typing import Any
 
 import msgspec
@@ -101,43 +101,56 @@ CODECS: list[dict[str, Any]] = [{}, {"encode": msgspec.json.encode, "decode": ms
 def test_frames_arrive_as_they_were_sent(values: list[Any], one: dict[str, Any], other: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender, receiver = wire.Channel(ours, **one), wire.Channel(theirs, **other)
+        sender, receiver = wire.Channel(ours.fileno(), **one), wire.Channel(theirs.fileno(), **other)
         frames = [wire.plain(value, "it") for value in values]
         for frame in frames:
-            sender.send(frame, time.monotonic() + 5)
+            sender.send(frame)
         assert [receiver.receive() for _ in frames] == frames
 
 
 def test_what_arrives_in_pieces_is_put_together() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        receiver = wire.Channel(theirs)
+        theirs.setblocking(False)
+        receiver = wire.Channel(theirs.fileno())
         data = b"".join(len(text).to_bytes(4, "big") + text for text in (b"[1]", b'"two"', b"{}"))
         pieces = [data[i : i + 1] for i in range(len(data))]
         assert [receiver.receive(lambda: ours.sendall(pieces.pop(0))) for _ in range(3)] == [[1], "two", {}]
 
 
-def test_the_wait_ends_a_read() -> None:
+def test_a_frame_larger_than_the_sockets_buffers_is_sent_in_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        frame, got = ["x" * 1000] * 3000, bytearray()
+        wire.Channel(ours.fileno()).send(frame, lambda: got.extend(theirs.recv(1 << 20)))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                got += theirs.recv(1 << 20)
+        assert json.loads(got[4:]) == frame
+
+
+def test_the_check_ends_what_does_not_get_through() -> None:
     ours, theirs = socket.socketpair()
 
     def late() -> None:
         raise TimeoutError
 
     with ours, theirs:
+        ours.setblocking(False)
         theirs.sendall(b"\x00\x00\x00\x09abc")
-        channel = wire.Channel(ours)
+        channel = wire.Channel(ours.fileno())
+        for _ in range(2):  # in the middle of a frame, and when nothing comes
+            with pytest.raises(TimeoutError):
+                channel.receive(late)
         with pytest.raises(TimeoutError):
-            channel.receive(late)
-        ours.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            channel.receive()
-        with pytest.raises(TimeoutError):
-            channel.send([], time.monotonic() - 1)
+            channel.send(["x" * 1000] * 3000, late)  # nobody reads
         theirs.close()
-        with pytest.raises(wire.Gone, match="closed"):
+        with pytest.raises(wire.Gone):
             channel.receive()
         with pytest.raises(wire.Gone, match="cannot send"):
-            channel.send(["x"] * 100, time.monotonic() + 1)
+            channel.send(["x"] * 100)
 
 
 MESSAGES = st.lists(

@@ -58,14 +58,14 @@ class Shared:
     """One confined process for all episodes."""
 
     def __init__(self, harness: Harness) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        self.socket, theirs = socket.socketpair()
+        self.channel = Channel(self.socket.fileno())
         confinement = layers.Confinement()
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 confinement.apply({theirs.fileno()}, 512, 3600)
-                self.serve(Channel(theirs), harness)
+                self.serve(Channel(theirs.fileno()), harness)
             finally:
                 os._exit(1)
         theirs.close()
@@ -76,8 +76,8 @@ class Shared:
         while True:
             number, start, reply = channel.receive()
             if start is not None:
-                view = TaskView(unpack(start["shown"]))
-                runs[number] = Run(harness.code, view, lambda *call: None, start["seed"], lambda text: None)
+                runs[number] = Run(harness.code, lambda *call: None, lambda text: None)
+                runs[number].begin(TaskView(unpack(start["shown"])), start["seed"])
             kind, value = runs[number].resume(ReplyView(*reply) if reply else None)
             if kind == "ask":
                 value = [value.messages, value.tools, value.max_tokens, value.stop, value.template_kwargs]

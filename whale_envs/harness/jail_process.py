@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import os
-import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -32,6 +31,8 @@ from whale_envs.sandbox import layers
 from whale_envs.sandbox.isolation import require
 
 _WORKER = Path(__file__).with_name("jail_worker.py")
+#: How often the limits on time are looked at while a worker says nothing: every 50 ms, as a `struct timeval`.
+_SLICE = struct.pack("ll", 0, 50_000)
 
 
 @dataclass(frozen=True)
@@ -68,34 +69,36 @@ class Zygote:
 
     def __init__(self, harness: Harness, limits: JailLimits) -> None:
         self.name = harness.name
-        setup = {
-            "source": harness.source,
-            "name": harness.name,
-            "seccomp": _filter().hex(),
-            "memory_mb": limits.memory_mb,
-            "cpu_seconds": limits.cpu_seconds + 1,  # the parent stops it before
-        }
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.pidfd_open(os.getpid())
         # -I without -E, since one variable has to get through: set order must be the same in every worker
         argv = [sys.executable, "-s", "-P", "-S", "-B", "-W", "ignore", str(_WORKER)]
-        try:
-            with open(os.memfd_create("setup"), "w+", encoding="utf-8") as file:
-                json.dump(setup, file)
-                file.seek(0)
-                self.process = subprocess.Popen(
-                    [*argv, str(theirs.fileno()), str(parent), *_folders()],
-                    stdin=file,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), parent),
-                    env={"PYTHONHASHSEED": "0"},
-                    cwd="/",
-                    start_new_session=True,  # a Ctrl-C at the terminal is for us
-                )
-        finally:
-            theirs.close()
-            os.close(parent)
+        with contextlib.ExitStack() as passed:
+            passed.enter_context(theirs)
+            parent = _kept(passed, os.pidfd_open(os.getpid()))
+            seccomp = _filter()
+            rules = _kept(passed, layers.no_rights()) if seccomp else -1
+            setup = {
+                "source": harness.source,
+                "name": harness.name,
+                "seccomp": seccomp.hex(),
+                "rules": rules,
+                "memory_mb": limits.memory_mb,
+                "cpu_seconds": limits.cpu_seconds + 1,  # the parent stops it before
+            }
+            file = passed.enter_context(open(os.memfd_create("setup"), "w+", encoding="utf-8"))
+            json.dump(setup, file)
+            file.seek(0)
+            self.process = subprocess.Popen(
+                [*argv, str(theirs.fileno()), str(parent)],
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (theirs.fileno(), parent, rules) if fd >= 0],
+                # names are looked up once, at the start, and not by each worker for itself
+                env={"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"},
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C at the terminal is for us
+            )
         self._pid = os.getpid()
         self.end = weakref.finalize(self, _end_zygote, self.process, self.control, self._pid)
         self.control.settimeout(limits.start_seconds)
@@ -164,11 +167,11 @@ def _in_words(exit_code: int) -> str:
     return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit status {exit_code}"
 
 
-def _folders() -> list[str]:
-    """Where the worker finds what `whale_envs.sandbox.layers` imports."""
-    found = [importlib.util.find_spec(name) for name in ("landlockpy", "pyseccomp")]
-    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
-    return sorted({str(o.parent.parent if o.name == "__init__.py" else o.parent) for o in origins})
+def _kept(resources: contextlib.ExitStack, fd: int) -> int:
+    """The descriptor, which is closed with the others; -1 is none."""
+    if fd >= 0:
+        resources.callback(os.close, fd)
+    return fd
 
 
 def _end_zygote(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
@@ -195,9 +198,10 @@ class Worker:
                 "allow more (ulimit -n), or run fewer at once"
             ) from None
         self.end = weakref.finalize(self, _end_worker, zygote, token := zygote.token(), ours)
-        self._token, self._poll, self.pid = token, select.poll(), 0
-        self._channel = Channel(ours, msgspec.json.encode, msgspec.json.decode)
-        self._poll.register(ours, select.POLLIN)
+        self._token, self.pid = token, 0
+        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # by the kernel: a call of `poll` for each frame less
+            ours.setsockopt(socket.SOL_SOCKET, limit, _SLICE)
+        self._channel = Channel(ours.fileno(), msgspec.json.encode, msgspec.json.decode)
         try:
             with theirs:
                 zygote.fork(token, theirs)
@@ -209,7 +213,7 @@ class Worker:
         """Wait until it can play. `UserError` if it cannot, `Gone` if it has ended."""
         self._cpu_end, self._wall_end = float("inf"), time.monotonic() + self._limits.start_seconds
         try:
-            frame = self._channel.receive(self._wait)
+            frame = self._channel.receive(self._check)
         except TimeoutError:
             frame = {"unfit": f"not ready after {self._limits.start_seconds:g} s"}
         if "ready" not in frame:
@@ -228,22 +232,15 @@ class Worker:
 
     def send(self, frame: Any) -> None:
         """Send a frame. `TimeoutError` past a limit, `Gone` if the worker is."""
-        try:
-            self._channel.send(frame, self._wall_end)
-        except TimeoutError:
-            raise self._late() from None
+        self._channel.send(frame, self._check)
 
     def receive(self) -> Any:
         """The next frame. Raises as `send` does, and `WireError` for what is no frame."""
-        return self._channel.receive(self._wait)
+        return self._channel.receive(self._check)
 
-    def _wait(self) -> None:
-        while True:
-            left = min(self._cpu_end - self._cpu(), self._wall_end - time.monotonic())
-            if left <= 0:
-                raise self._late()
-            if self._poll.poll(1000 * left + 1):
-                return
+    def _check(self) -> None:
+        if self._cpu() >= self._cpu_end or time.monotonic() >= self._wall_end:
+            raise self._late()
 
     def _late(self) -> TimeoutError:
         limits = self._limits

@@ -1,6 +1,6 @@
 """The processes that run a harness which is not trusted. Started by `whale_envs.harness.jail`, by path.
 
-Usage: python jail_worker.py CONTROL PARENT [FOLDER...], with the setup (JSON) on standard input.
+Usage: python jail_worker.py CONTROL PARENT, with the setup (JSON) on standard input.
 
 The process that is started is a zygote: it loads the few files of the package that a harness needs and all that a
 harness may import, compiles the harness without executing a line of it, and then forks one worker per episode. A
@@ -28,7 +28,6 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -38,6 +37,8 @@ MODULES = (
     "whale_envs.harness.helpers",
     "whale_envs.harness.wire",
     "whale_envs.harness.namespace",
+    "whale_envs.sandbox.layers",
+    "whale_envs.sandbox.probes",
 )
 #: What the standard library imports inside functions that a harness may call, where no file can be opened any more.
 LATER = """types weakref warnings copy heapq encodings.idna encodings.punycode encodings.unicode_escape
@@ -58,7 +59,7 @@ def run(task, tools):
 
 
 def load(name: str) -> ModuleType:
-    """Load one module of whale_envs without running the package's `__init__`, which imports Gymnasium."""
+    """Load one module of whale_envs without running the packages around it, which import Gymnasium."""
     parts = name.split(".")
     for at in range(1, len(parts)):
         parent = sys.modules.setdefault(".".join(parts[:at]), ModuleType(".".join(parts[:at])))
@@ -67,63 +68,71 @@ def load(name: str) -> ModuleType:
 
 
 class Worker:
-    """What a forked child does: confine itself, play one episode, end."""
+    """What a forked child does: confine itself, play one episode, end.
+
+    A fork is paid for by the page: each that the child is the first to write to, if only to count a reference, has to
+    be copied. So whatever can be made before the fork is.
+    """
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.errors, self.helpers, self.wire, self.namespace = map(load, MODULES)
-        self.layers: Any = load("whale_envs.sandbox.layers")
+        self.errors, self.helpers, self.wire, self.namespace, self.layers, self.probes = map(load, MODULES)
         for name in (*sorted(self.namespace.ALLOWED_IMPORTS), *LATER):
             importlib.import_module(name)
-        self.warm_code: CodeType = compile(WARM, "warm", "exec", dont_inherit=True)
-        self.code: CodeType = compile(setup["source"], setup["name"], "exec", dont_inherit=True)
         self.memory_mb, self.cpu_seconds = setup["memory_mb"], setup["cpu_seconds"]
-        self.address_space = self.layers.mapped_bytes() + (self.memory_mb << 20)
+        self.limits = self.layers.Limits()
         # without a filter: the user said --unsafe
-        self.confinement = self.layers.Confinement(bytes.fromhex(setup["seccomp"])) if setup["seccomp"] else None
+        seccomp = bytes.fromhex(setup["seccomp"])
+        self.confinement = self.layers.Confinement(seccomp, setup["rules"]) if seccomp else None
+        code = compile(setup["source"], setup["name"], "exec", dont_inherit=True)
+        self.warm_code: CodeType = compile(WARM, "warm", "exec", dont_inherit=True)
+        self.channel: Any = None
+        self.run = self.new_run(code)
         sys.path.clear()
+
+    def new_run(self, code: CodeType) -> Any:
+        """An episode that has not begun."""
+        return self.namespace.Run(code, self.call_tool, lambda text: None)
+
+    def call_tool(self, tool: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Have the parent call a tool."""
+        try:
+            self.channel.send({"tool": [tool, args, kwargs]})
+            frame = self.channel.receive()
+        except BaseException:  # cut off in the middle, by a full stack or memory: frames would not match any more
+            os._exit(1)
+        if "error" in frame:
+            raise self.errors.ToolUseError(frame["error"])
+        return self.wire.unpack(frame["result"])
 
     def confine(self, keep: set[int]) -> None:
         """Give up every right that an episode does not need."""
-        if self.confinement is not None:
-            self.confinement.apply(keep, self.memory_mb, self.cpu_seconds)
-        else:
-            self.layers.limit(keep, self.address_space, self.cpu_seconds)
+        what = self.limits if self.confinement is None else self.confinement
+        what.apply(keep, self.memory_mb, self.cpu_seconds)
 
     def live(self, fd: int) -> None:
         """A child's whole life. What it sends first is said before a line of the harness has run."""
         status = 1
         try:
-            channel = self.wire.Channel(socket.socket(fileno=fd))
-            self.warm(1)
-            with contextlib.suppress(self.wire.Gone):  # the parent is gone or has closed its end
-                try:
-                    self.confine({fd})
-                except (OSError, ValueError, self.layers.ConfinementError) as error:
-                    channel.send({"unfit": str(error)})
-                else:
-                    channel.send({"ready": os.getpid()})
-                    self.play(channel, self.code)
+            self.channel = self.wire.Channel(fd)
+            try:
+                self.confine({fd})
+            except (OSError, ValueError, self.layers.ConfinementError) as error:
+                self.channel.send({"unfit": str(error)})
+            else:
+                self.channel.send({"ready": os.getpid()})
+                self.play(self.run)
+            status = 0
+        except self.wire.Gone:  # the parent is, or has closed its end
             status = 0
         finally:
             os._exit(status)
 
-    def play(self, channel: Any, code: CodeType) -> None:
+    def play(self, run: Any) -> None:
         """Play one episode: answer the parent's frames until the harness has answered or failed."""
-
-        def call_tool(tool: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-            try:
-                channel.send({"tool": [tool, args, kwargs]})
-                frame = channel.receive()
-            except BaseException:  # cut off in the middle, by a full stack or memory: frames would not match any more
-                os._exit(1)
-            if "error" in frame:
-                raise self.errors.ToolUseError(frame["error"])
-            return self.wire.unpack(frame["result"])
-
+        channel = self.channel
         start = channel.receive()
         random.seed(start["seed"])  # the global one, which `statistics` draws from
-        view = self.helpers.TaskView(self.wire.unpack(start["shown"]))
-        run = self.namespace.Run(code, view, call_tool, start["seed"], lambda text: None)
+        run.begin(self.helpers.TaskView(self.wire.unpack(start["shown"])), start["seed"])
         reply = None
         messages: list[dict[str, Any]] = []
         while True:
@@ -137,15 +146,16 @@ class Worker:
             reply = self.helpers.ReplyView(text, finish_reason, tuple(tool_calls))
 
     def warm(self, turns: int) -> None:
-        """Play an episode of our own against nobody: it leaves nothing but warm code and copied pages."""
+        """Play an episode of our own against nobody: it leaves nothing but warm code."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            channel = self.wire.Channel(ours)
+            channel = self.wire.Channel(ours.fileno())
             channel.send({"shown": {"dict": {"question": ""}}, "seed": 0})
             for _ in range(turns):
                 channel.send(["...", "stop", []])
             channel.send(["<answer></answer>", "stop", []])
-            self.play(self.wire.Channel(theirs), self.warm_code)
+            self.channel = self.wire.Channel(theirs.fileno())
+            self.play(self.new_run(self.warm_code))
 
     def probe(self) -> str:
         """What a confined child can do that it must not; nothing if it is contained."""
@@ -165,20 +175,7 @@ class Worker:
     def escapes(self, keep: set[int]) -> str:
         """Confine this process and try what must fail; ends in a full stop."""
         self.confine(keep)
-        parent = os.getppid()
-        probes: dict[str, Callable[[], object]] = {
-            "reads a file": lambda: os.open(__file__, os.O_RDONLY),
-            "forks": os.fork,
-            "opens a socket": socket.socket,
-            "signals its parent": lambda: os.kill(parent, 0),
-            "starts a thread": lambda: __import__("_thread").start_new_thread(int, ()),
-        }
-        done = []
-        for name, probe in probes.items() if self.confinement is not None else ():
-            with contextlib.suppress(OSError, RuntimeError):
-                probe()
-                done.append(name)
-        return ", ".join(done) + "."
+        return ", ".join(self.probes.escapes(__file__, threads=False) if self.confinement is not None else ()) + "."
 
 
 class Zygote:
@@ -213,10 +210,9 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or too little memory
-            channel = self.worker.wire.Channel(socket.socket(fileno=os.dup(fd)))
             advice = "allow more processes (ulimit -u, or the container's limit), or run fewer episodes at once"
-            with channel.socket, contextlib.suppress(self.worker.wire.Gone):
-                channel.send({"unfit": f"cannot fork: {error.strerror}; {advice}"})
+            with contextlib.suppress(self.worker.wire.Gone):
+                self.worker.wire.Channel(fd).send({"unfit": f"cannot fork: {error.strerror}; {advice}"})
             return
         if pid == 0:
             self.worker.live(fd)
@@ -239,7 +235,6 @@ class Zygote:
 def main() -> None:
     """Load, try the confinement, serve."""
     control, parent = int(sys.argv[1]), int(sys.argv[2])
-    sys.path += sys.argv[3:]
     worker = Worker(json.load(sys.stdin))
     worker.warm(16)  # by then the interpreter has specialised the code and does not write to it any more
     escaped = worker.probe()

@@ -32,47 +32,55 @@ CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
 Echo = Callable[[str], object]
 
 
-def namespace(code: CodeType, seed: int, echo: Echo) -> dict[str, Any]:
-    """Execute a harness module in a fresh namespace and return that; its `run` is in it.
+class Namespace:
+    """What a harness module finds around it, for one episode; what it prints goes to `echo`.
 
-    `random` inside it is a module of its own, seeded with `seed`; what it prints goes to `echo`.
+    Made before the episode is known, so that a jail can make it ahead of the process that uses it.
     """
-    own_random: list[ModuleType] = []  # made when it is needed: it takes its time
-    # a module of its own, so that a harness that changes one of its names changes it for this episode only
-    offered = ModuleType("whale_envs.harness")
-    offered.__dict__.update(_OFFERED)
 
-    def import_allowed(
-        name: str,
-        globals: Mapping[str, object] | None = None,
-        locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> Any:
-        if name == "whale_envs.harness" and fromlist:
-            for wanted in fromlist:
-                if wanted != "*" and not hasattr(offered, wanted):  # or Python would look among loaded submodules
-                    names = ", ".join(sorted(n for n in vars(offered) if not n.startswith("_")))
-                    raise ImportError(f"whale_envs.harness has no {wanted!r} for a harness: it has {names}")
-            return offered
-        if name == "random":
-            if not own_random:
-                own_random.append(seeded_random(seed))
-            return own_random[0]
-        if level == 0 and name in ALLOWED_IMPORTS:
-            return builtins.__import__(name, globals, locals, fromlist or (), level)
-        allowed = ", ".join(sorted(ALLOWED_IMPORTS))
-        raise ImportError(f"a harness may not import {name!r}: allowed are whale_envs.harness, {allowed}")
+    def __init__(self, echo: Echo) -> None:
+        self._seed = 0
+        self._random: ModuleType | None = None  # made when it is needed: it takes its time
+        # a module of its own, so that a harness that changes one of its names changes it for this episode only
+        offered = ModuleType("whale_envs.harness")
+        offered.__dict__.update(_OFFERED)
 
-    def own_print(*values: object, sep: str | None = None, end: str | None = None, **_: object) -> None:
-        echo((" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end))
+        def import_allowed(
+            name: str,
+            globals: Mapping[str, object] | None = None,
+            locals: Mapping[str, object] | None = None,
+            fromlist: Sequence[str] | None = (),
+            level: int = 0,
+        ) -> Any:
+            if name == "whale_envs.harness" and fromlist:
+                for wanted in fromlist:
+                    if wanted != "*" and not hasattr(offered, wanted):  # or Python would look among loaded submodules
+                        names = ", ".join(sorted(n for n in vars(offered) if not n.startswith("_")))
+                        raise ImportError(f"whale_envs.harness has no {wanted!r} for a harness: it has {names}")
+                return offered
+            if name == "random":
+                if self._random is None:
+                    self._random = seeded_random(self._seed)
+                return self._random
+            if level == 0 and name in ALLOWED_IMPORTS:
+                return builtins.__import__(name, globals, locals, fromlist or (), level)
+            allowed = ", ".join(sorted(ALLOWED_IMPORTS))
+            raise ImportError(f"a harness may not import {name!r}: allowed are whale_envs.harness, {allowed}")
 
-    scope = ModuleType("harness").__dict__  # registered nowhere: the next episode gets another
-    # dataclasses look a class's module up in sys.modules, where "harness" is not, and builtins always is
-    scope["__name__"] = "builtins"
-    scope["__builtins__"] = {**_BUILTINS, "__import__": import_allowed, "print": own_print}
-    exec(code, scope)
-    return scope
+        def own_print(*values: object, sep: str | None = None, end: str | None = None, **_: object) -> None:
+            echo((" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end))
+
+        self.scope = ModuleType("harness").__dict__  # registered nowhere: the next episode gets another
+        # dataclasses look a class's module up in sys.modules, where "harness" is not, and builtins always is
+        self.scope["__name__"] = "builtins"
+        self.scope["__builtins__"] = {**_BUILTINS, "__import__": import_allowed, "print": own_print}
+
+    def load(self, code: CodeType, seed: int) -> Callable[..., Any]:
+        """Execute a harness module and return its `run`; `random` in it is a module of its own, seeded with `seed`."""
+        self._seed = seed
+        exec(code, self.scope)
+        run: Callable[..., Any] = self.scope["run"]
+        return run
 
 
 def seeded_random(seed: int) -> ModuleType:
@@ -115,22 +123,28 @@ class Tools:
 
 
 class Run:
-    """An episode's generator. Nothing that the harness raises comes out of it, but for `KeyboardInterrupt`."""
+    """An episode's generator. Nothing that the harness raises comes out of it, but for `KeyboardInterrupt`.
 
-    def __init__(self, code: CodeType, view: TaskView, call: CallTool, seed: int, echo: Echo) -> None:
-        self._code, self._view, self._tools = code, view, Tools(call)
-        self._seed, self._echo = seed, echo
-        self._scope: dict[str, Any] = {}
+    Made before the episode is known, like its `Namespace`.
+    """
+
+    def __init__(self, code: CodeType, call: CallTool, echo: Echo) -> None:
+        self._code, self._tools, self._namespace = code, Tools(call), Namespace(echo)
+        self._view, self._seed = TaskView({}), 0
         self._generator: Any = None
         self._asks = Asks()
+
+    def begin(self, view: TaskView, seed: int) -> None:
+        """Say which episode it is, before `resume`."""
+        self._view, self._seed = view, seed
 
     def resume(self, reply: ReplyView | None) -> tuple[str, Any]:
         """Go on with `reply` (None to start): ("ask", `Ask`), ("answer", JSON value) or ("fail", message)."""
         try:
             try:
                 if self._generator is None:
-                    self._scope = namespace(self._code, self._seed, self._echo)
-                    self._generator = self._scope["run"](self._view, self._tools)
+                    run = self._namespace.load(self._code, self._seed)
+                    self._generator = run(self._view, self._tools)
                     return "ask", self._asks.next(next(self._generator))
                 return "ask", self._asks.next(self._generator.send(reply))
             except StopIteration as stop:
@@ -150,6 +164,6 @@ class Run:
         except BaseException:
             pass
         else:  # functions and their namespace hold each other: taken apart, they leave now and not when it is tidied up
-            self._scope.clear()
+            self._namespace.scope.clear()
         vars(self._tools).clear()
         self._generator = None

@@ -123,8 +123,8 @@ class InProcessSession(Session):
 
     def __init__(self, harness: Harness, shown: dict[str, Any], toolbox: Toolbox, seed: int) -> None:
         super().__init__(toolbox)
-        view = TaskView(two_copies(shown, "a task")[1])
-        self._episode = Run(harness.code, view, toolbox.call, seed, _echo)
+        self._episode = Run(harness.code, toolbox.call, _echo)
+        self._episode.begin(TaskView(two_copies(shown, "a task")[1]), seed)
 
     def _run(self, reply: ReplyView | None) -> tuple[str, Any]:
         return self._episode.resume(reply)

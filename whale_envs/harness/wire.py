@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -228,9 +227,13 @@ def ask_from(fields: Any, before: Sequence[Message]) -> Ask:
         raise ValueError("an ask that goes on from another than the last")
     kept = list(before[: fields[0]])
     ask = Ask(kept + fields[1], *fields[2:])
-    _check_ask(ask, len(kept))
+    new = _texts(fields[1], 0) if fields[2:] == [None, None, [], {}] else None
+    if new is None:
+        _check_ask(ask, len(kept))
     if sum(len(message["content"]) for message in ask.messages) > MAX_CHARS:
         raise ValueError(f"an ask is larger than {MAX_CHARS:,} characters")
+    if new is not None and new[1] + _ASK_CHARS <= MAX_CHARS:
+        return Ask(kept + new[0])
     return _copied(ask, kept, 0)[0]
 
 
@@ -301,55 +304,67 @@ def _encode(frame: Any) -> bytes:
     return _json.encode(frame).encode()
 
 
+def _go_on() -> None:
+    pass
+
+
 class Channel:
     """Frames over a stream socket, for one thread. A frame is its length and then JSON in UTF-8.
 
-    `encode` and `decode` are the standard library's where nothing else is at hand; they raise `ValueError` or
-    `RecursionError` for what they cannot take.
+    `check` is called after each system call that did not get a frame through (the time limit of the socket, if it has
+    one, included); it returns to try again, or raises.
+
+    It works on the descriptor, which stays the caller's: a worker is a fresh fork, which pays for each page of memory
+    that it is the first to write to, and the `socket` module is many of them.
+
+    Args:
+        fd: the socket.
+        encode, decode: the standard library's where nothing else is at hand; they raise `ValueError` or
+            `RecursionError` for what they cannot take.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
+        fd: int,
         encode: Callable[[Any], bytes] = _encode,
         decode: Callable[[bytes], Any] = json.loads,
     ) -> None:
-        self.socket, self._encode, self._decode = sock, encode, decode
+        self._fd, self._encode, self._decode = fd, encode, decode
         self._got = bytearray()
 
-    def send(self, frame: Any, deadline: float | None = None) -> None:
-        """Send a frame before `deadline` (by `time.monotonic`). `TimeoutError`, or `Gone` if nobody is there."""
+    def send(self, frame: Any, check: Callable[[], object] = _go_on) -> None:
+        """Send a frame. `Gone` if nobody is there."""
         data = self._encode(frame)
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self.socket.settimeout(left)
-        try:
-            self.socket.sendall(_LENGTH.pack(len(data)) + data)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise Gone(f"cannot send: {error.strerror}") from None
+        rest: bytes | memoryview = _LENGTH.pack(len(data)) + data
+        while True:
+            try:
+                sent = os.write(self._fd, rest)
+            except BlockingIOError:  # the socket's time limit
+                sent = 0
+            except OSError as error:
+                raise Gone(f"cannot send: {error.strerror}") from None
+            if sent == len(rest):
+                return
+            rest = memoryview(rest)[sent:]
+            check()
 
-    def receive(self, wait: Callable[[], object] = lambda: None) -> Any:
-        """The next frame. `wait` is called before every read; it returns when there is something to read, or raises.
-
-        Raises `Gone` at the end, `WireError` for what is no frame.
-        """
+    def receive(self, check: Callable[[], object] = _go_on) -> Any:
+        """The next frame. Raises `Gone` at the end, `WireError` for what is no frame."""
         got, end = self._got, self._end()
         while not end or len(got) < end:
-            wait()
             try:
-                read = self.socket.recv(_READ)
-            except TimeoutError:
-                raise
+                read = os.read(self._fd, _READ)
+            except BlockingIOError:
+                check()
+                continue
             except OSError as error:
                 raise Gone(f"cannot receive: {error.strerror}") from None
             if not read:
                 raise Gone("the other end is closed")
             got += read
             end = self._end()
+            if not end or len(got) < end:
+                check()
         data = bytes(memoryview(got)[_LENGTH.size : end])
         del got[:end]
         try:

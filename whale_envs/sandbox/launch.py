@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from whale_envs.sandbox import isolation
+from whale_envs.sandbox import isolation, layers
 
 START_SECONDS = 300.0  # importing sympy takes three, and forty on a machine that is busy with other things
 _ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -35,13 +35,15 @@ class ZygoteProcess:
     def __init__(self, preload: Sequence[str], packages: Sequence[str], huge_pages: bool, prepare: str) -> None:
         found = isolation.require()
         self.unsafe = not found.seccomp
-        ours = {"own_user": found.own_user, "seccomp": found.seccomp.hex()}
+        rules = layers.no_rights() if found.seccomp else -1
+        ours = {"own_user": found.own_user, "seccomp": found.seccomp.hex(), "landlock": rules >= 0}
         config = {"preload": preload, "packages": packages, "prepare": prepare, **ours}
         command = isolation.command(_ZYGOTE, json.dumps(config))
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.pidfd_open(os.getpid())
         # moved out of the way of the numbers that the zygote expects them at
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), parent)]
+        given = [fd for fd in (theirs.fileno(), parent, rules) if fd >= 0]
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in given]
         try:
             self.pid = os.posix_spawn(
                 command[0],
@@ -50,14 +52,13 @@ class ZygoteProcess:
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, high[0], 3),
-                    (os.POSIX_SPAWN_DUP2, high[1], 4),
+                    *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(high, 3)),
                 ],
                 setsid=True,  # Ctrl-C is for the caller
             )
         finally:
-            theirs.close()
-            for fd in (parent, *high):
+            theirs.detach()
+            for fd in (*given, *high):
                 os.close(fd)
         self.control.settimeout(START_SECONDS)
         try:

@@ -6,6 +6,7 @@ the process that it traces. Run as text in places that import nothing of this pa
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import resource
@@ -15,8 +16,11 @@ from collections.abc import Callable
 _PTRACE_SEIZE = 0x4206
 
 
-def escapes(canary: str) -> list[str]:
-    """The probes that were not stopped, in words: none where the sandbox holds. `canary` is a file that exists."""
+def escapes(canary: str, threads: bool = True) -> list[str]:
+    """The probes that were not stopped, in words: none where the sandbox holds.
+
+    `canary` is a file that exists; `threads` says whether threads may be started.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
 
     def traces() -> None:
@@ -37,12 +41,14 @@ def escapes(canary: str) -> list[str]:
         "traces its parent": traces,
         "undoes a limit": lambda: resource.setrlimit(resource.RLIMIT_CPU, (-1, -1)),
     }
+    if not threads:
+        probes["starts a thread"] = lambda: _thread.start_new_thread(int, ())
     return [what for what, probe in probes.items() if not _refused(probe)]
 
 
 def _refused(probe: Callable[[], object]) -> bool:
     try:
         probe()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return True
     return False

@@ -1,9 +1,9 @@
 """A clean process that has everything imported and forks one child per job: `python -P -s zygote.py CONFIG`.
 
-Descriptor 3 is the control socket (one datagram a job), descriptor 4 a pidfd of the process that started this one,
-descriptor 0 the null device. A datagram is a JSON object `{"memory_mb": int, "cpu_seconds": int, "session": bool}`
-with four descriptors: the source (for a session, the socket that its cells come from), where standard output and
-standard error go, and the job's status socket, on which follow
+Descriptor 3 is the control socket (one datagram a job), 4 a pidfd of the process that started this one, 5 the Landlock
+rules (where the kernel has Landlock), 0 the null device. A datagram is a JSON object
+`{"memory_mb": int, "cpu_seconds": int, "session": bool}` with four descriptors: the source (for a session, the socket
+that its cells come from), where standard output and standard error go, and the job's status socket, on which follow
 
     P + a pidfd        the child was forked (the other side can now kill it)
     R                  the child has confined itself and is about to run the source
@@ -33,29 +33,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whale_envs.sandbox.archive import Archive
-    from whale_envs.sandbox.layers import Confinement, ConfinementError, limit, mapped_bytes
+    from whale_envs.sandbox.layers import Confinement, ConfinementError, Limits
     from whale_envs.sandbox.runner import run, serve
 else:  # the files beside this one, without the package around them
     sys.path.insert(0, str(Path(__file__).parent))
     from archive import Archive
-    from layers import Confinement, ConfinementError, limit, mapped_bytes
+    from layers import Confinement, ConfinementError, Limits
     from runner import run, serve
 
     del sys.path[0]
     for _name in ("archive", "layers", "runner"):
         del sys.modules[_name]
 
-CONTROL, PARENT = 3, 4
+CONTROL, PARENT, RULES = 3, 4, 5
 EXITED = struct.Struct("<cid")
 
 
 class Zygote:
     """The loop: fork on a datagram, reap on a child's end, leave when the parent is gone."""
 
-    def __init__(self, own_user: bool, seccomp: bytes) -> None:
+    def __init__(self, own_user: bool, seccomp: bytes, rules: int) -> None:
         self.own_user = own_user
-        self.confinement = Confinement(seccomp) if seccomp else None  # None: the user said --unsafe
-        self.mapped = mapped_bytes()
+        self.confinement = Confinement(seccomp, rules) if seccomp else None  # None: the user said --unsafe
+        self.limits = Limits()
         self.control = socket.socket(fileno=CONTROL)
         self.poller = select.poll()
         self.poller.register(CONTROL, select.POLLIN)
@@ -112,11 +112,11 @@ class Zygote:
         try:
             os.dup2(out, 1)
             os.dup2(err, 2)
+            keep = {source, status, 0, 1, 2}
             if self.confinement is None:
                 os.setsid()
-                limit({source, status, 0, 1, 2}, self.mapped + (job["memory_mb"] << 20), job["cpu_seconds"])
+                self.limits.apply(keep, job["memory_mb"], job["cpu_seconds"])
             else:
-                keep = {source, status, 0, 1, 2}
                 self.confinement.apply(keep, job["memory_mb"], job["cpu_seconds"], self.own_user, parent)
             os.write(status, b"R")
             os.close(status)
@@ -157,7 +157,7 @@ class Zygote:
 def main() -> None:
     """Import what jobs may need, say that it is ready, and serve."""
     config = json.loads(sys.argv[1])
-    os.closerange(5, 1 << 16)
+    os.closerange(RULES + 1, 1 << 16)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a session; children have a limit of their own
     os.chdir("/")
@@ -167,7 +167,7 @@ def main() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)  # as `runner` does with `random`
     archive = Archive(config["packages"])
-    zygote = Zygote(config["own_user"], bytes.fromhex(config["seccomp"]))
+    zygote = Zygote(config["own_user"], bytes.fromhex(config["seccomp"]), RULES if config["landlock"] else -1)
     sys.meta_path[:] = [*sys.meta_path[:2], archive]  # built-in and frozen modules stay
     sys.path[:] = []
     sys.path_importer_cache.clear()
