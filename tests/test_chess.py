@@ -15,7 +15,7 @@ from whale_envs.data.chess_mini import LEGAL, MATES, SEED, SIZES, generate, posi
 from whale_envs.domains.chess_puzzles import ChessPuzzles, ChessWorld
 from whale_envs.errors import ToolUseError
 from whale_envs.task import SPLITS
-from whale_envs.tools.board import legal_moves
+from whale_envs.tools.board import legal_moves, look
 from whale_envs.verifiers.chess_line import (
     ChessGold,
     best_defence,
@@ -189,6 +189,24 @@ def test_legal_moves_are_the_positions_own_in_alphabetical_order(seed):
     rows = legal_moves(board)
     assert [uci for uci, _ in rows] == sorted(m.uci() for m in board.legal_moves)
     assert all(board.parse_san(san).uci() == uci for uci, san in rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**9))
+def test_a_position_that_has_been_met_looks_as_it_does_by_itself(seed):
+    rng, board = random.Random(seed), chess.Board()
+    for _ in range(rng.randrange(60)):
+        if not any(board.legal_moves):
+            break
+        board.push(rng.choice(list(board.legal_moves)))
+        other = board.copy()
+        # all that a FEN tells apart, where the men stand alike
+        other.castling_rights &= rng.choice([chess.BB_ALL, chess.BB_RANK_1])
+        other.fullmove_number += rng.randrange(2)
+        other.halfmove_clock += rng.randrange(2)
+        for position in (board, other):
+            for _ in range(2):
+                assert look(position) == (position.fen(), str(position), legal_moves(position))
 
 
 # the solver and the mini world

@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import gymnasium
 import pytest
@@ -295,3 +297,37 @@ def test_a_changed_observation_changes_no_record(env: HarnessEnv) -> None:
     before = record(env.episode) if env.episode else b""
     observation[0]["content"] = "changed"
     assert env.episode is not None and record(env.episode) == before
+
+
+TALKS = """
+from whale_envs.harness import system, tool, user
+
+def run(task, tools):
+    messages = [system("Look."), user(task.question)]
+    while (reply := (yield messages)).text != "stop":
+        messages += [reply.message, tool(str(tools.look(reply.text)))]
+"""
+
+
+def test_a_step_costs_the_same_however_long_the_episode_is() -> None:
+    """Counted in bytecodes, which no busy machine changes."""
+    env = HarnessEnv(Toy(), harness=Harness(TALKS, trusted=True))
+    env.max_asks = 200
+    env.reset(seed=0)
+    counted: list[int] = []
+
+    def count(frame: FrameType, event: str, arg: object) -> Any:
+        frame.f_trace_opcodes = True
+        counted[-1] += event == "opcode"
+        return count
+
+    for _ in range(100):
+        counted.append(0)
+        tracing = sys.gettrace()  # a debugger's or a coverage tool's
+        sys.settrace(count)
+        try:
+            env.step("look")
+        finally:
+            sys.settrace(tracing)
+    assert len(env.episode.calls if env.episode else []) == 100
+    assert counted[5] == counted[50] == counted[99] > 0

@@ -137,7 +137,7 @@ def test_arguments_are_refused_as_the_signature_refuses_them(
 @given(st.lists(VALUES, max_size=3), st.dictionaries(TEXT, VALUES, max_size=2))
 def test_a_calls_arguments_are_copied_as_any_value_is(args: list[Any], kwargs: dict[str, Any]) -> None:
     want = outcome(lambda: wire.plain([args, kwargs], "it"))
-    assert outcome(lambda: wire.plain_call(tuple(args), kwargs, "it")) == want
+    assert outcome(lambda: list(wire.plain_call(tuple(args), kwargs, "it"))) == want
 
 
 MESSAGES = st.lists(
@@ -160,6 +160,24 @@ def test_an_ask_of_text_is_copied_as_any_ask_is(messages: Any, bare: bool) -> No
         copied = wire.Asks().next(yielded)
         assert not set(mutable(messages)) & set(mutable(copied.messages))
         assert copied == Ask(copied.messages)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(MESSAGES, max_size=4), st.booleans(), st.data())
+def test_an_ask_that_goes_on_is_what_it_would_be_by_itself(parts: list[Any], bare: bool, data: st.DataObject) -> None:
+    asks, messages = wire.Asks(), [{"role": "user", "content": "go"}]
+    before: list[tuple[Any, str]] = []
+    for part in parts:
+        messages += part if isinstance(part, list) else []
+        if data.draw(st.booleans()):  # a harness may change what it has shown
+            messages[0]["content"] += "!"
+        yielded = messages if bare else Ask(messages)
+        want = outcome(lambda yielded=yielded: wire.Asks().next(yielded).messages)
+        assert outcome(lambda yielded=yielded: asks.next(yielded).messages) == want
+        if want[0] == "value":
+            before.append((asks.next(yielded), want[1]))
+            messages = list(map(dict, messages))
+    assert all(repr(ask.messages) == shown for ask, shown in before)
 
 
 @pytest.mark.parametrize("over", [0, 1])

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import string
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,17 @@ needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not se
 
 VERIFIERS = [exact_match, f1, sub_em]
 EMPTY = ["*", "---", "the", "", "a an the", "  "]
+
+
+def squad(text: str) -> str:
+    """`normalize_answer` of the official evaluation script of SQuAD 1.1."""
+    kept = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+@given(st.text() | st.text("aAnN tThHeE.,_-'\t\n\x0b\x1c\x00\x7f\u2019\xa0é٣", max_size=20))
+def test_text_is_normalised_as_squad_does_it(text):
+    assert normalise(text) == squad(text)
 
 
 @pytest.mark.parametrize("verify", VERIFIERS)

@@ -211,7 +211,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def _observation(self) -> Observation:
         # copies, so that a caller who changes an observation changes no record
-        return tuple([m.copy() for m in self._outcome.messages]) if isinstance(self._outcome, Ask) else ()
+        return tuple(map(dict.copy, self._outcome.messages)) if isinstance(self._outcome, Ask) else ()
 
     def _info(self) -> dict[str, Any]:
         episode, outcome = self.episode, self._outcome

@@ -11,6 +11,7 @@ package. A harness is one file with one generator function:
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,25 +161,37 @@ class Passage:
 
     def head(self, n: int) -> str:
         """The title and the first `n` words of the text, lines kept."""
-        kept: list[str] = []
-        for line in self.text.splitlines():
-            if n <= 0:
-                break
-            found = line.split()
-            kept.append(" ".join(found[:n]))
-            n -= len(found)
-        return "\n".join([self.title, *kept])
+        return _head(self.title, self.text, n)
 
     def sentences(self) -> list[str]:
         """The text as sentences, in order."""
-        return [s for s in map(str.strip, _BREAK.split(self.text)) if s]
+        return [sentence for sentence, _ in _sentences(self.text)]
 
     def snippets(self, query: str, n: int) -> str:
         """The title and the `n` sentences that share most words with `query`, in the passage's order."""
-        wanted, sentences = set(words(query)), self.sentences()
-        shared = [len(wanted.intersection(words(s))) for s in sentences]
+        wanted, sentences = set(words(query)), _sentences(self.text)
+        shared = [len(wanted & found) for _, found in sentences]
         best = sorted(range(len(sentences)), key=shared.__getitem__, reverse=True)[:n]  # stable: of equals the first
-        return "\n".join([self.title, *(sentences[at] for at in sorted(best))])
+        return "\n".join([self.title, *(sentences[at][0] for at in sorted(best))])
+
+
+# the rollouts of a group find the same passages, and show the same of them
+@functools.lru_cache(maxsize=1024, typed=True)
+def _head(title: str, text: str, n: int) -> str:
+    kept: list[str] = []
+    for line in text.splitlines():
+        if n <= 0:
+            break
+        found = line.split()
+        kept.append(" ".join(found[:n]))
+        n -= len(found)
+    return "\n".join([title, *kept])
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _sentences(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The sentences of a text, each with its words."""
+    return tuple((s, frozenset(words(s))) for s in map(str.strip, _BREAK.split(text)) if s)
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,11 @@ def _chars(value: Any, depth: int) -> int | None:
         return _total(value, depth)
     if RESULT_TYPES.get(kind.__name__) is kind:
         return _result_chars(value, depth)
-    if kind is not dict or not all(type(key) is str and key.isascii() for key in value):
+    if kind is not dict:
         return None
+    for key in value:
+        if type(key) is not str or not key.isascii():
+            return None
     inner = _total(value.values(), depth)
     return None if inner is None else inner + sum(map(len, value))
 

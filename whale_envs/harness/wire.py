@@ -61,6 +61,8 @@ def clean(text: str) -> str:
 
 def plain(value: Any, what: str) -> Any:
     """A copy of `value` made of JSON types alone (tuples become lists). `ValueError` says why `what` is not JSON."""
+    if type(value) is str and len(value) < MAX_CHARS // 2 and value.isascii():
+        return value  # as most answers are
     return _Walk(what, tagged=False).any(value, 0)
 
 
@@ -145,18 +147,23 @@ class _Walk:
         return float(value)
 
 
-def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Any:
-    """`plain([list(args), kwargs], what)`, at once for the words and numbers that most calls have."""
+def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> tuple[list[Any], dict[str, Any]]:
+    """The two parts of `plain([list(args), kwargs], what)`, at once for the words and numbers that most calls have."""
     chars = 0
-    for word in (*args, *kwargs, *kwargs.values()) if kwargs else args:
-        if type(word) is str and word.isascii():
-            chars += VALUE_CHARS + len(word)
-        elif type(word) is int and -(1 << 63) < word < 1 << 63:
-            chars += VALUE_CHARS + 21
+    for word in args:
+        if type(word) is not str or not word.isascii():
+            break
+        chars += VALUE_CHARS + len(word)
+    else:
+        for key, word in kwargs.items():
+            if type(key) is not str or not key.isascii() or type(word) is not int or not 0 <= word < 1 << 63:
+                break
+            chars += 2 * VALUE_CHARS + 21 + len(key)
         else:
-            return plain([list(args), kwargs], what)
-    sent = [list(args), kwargs]
-    return sent if chars <= MAX_CHARS // 2 else plain(sent, what)
+            if chars <= MAX_CHARS // 2:
+                return list(args), kwargs
+    copied: tuple[list[Any], dict[str, Any]] = tuple(plain([list(args), kwargs], what))
+    return copied
 
 
 class Asks:
