@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from whale_envs.harness.load import load_harness
 from whale_train.schedules import ARMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # two whole runs and five that are killed
@@ -25,8 +26,9 @@ MOMENTS = [
 ]
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "whale_train.cli", "run", "--seed", "3", "--out", str(out), *SIZES.split()]
+def start(out: Path, *args: str) -> subprocess.Popen[bytes]:
+    args = args or ("run", "--seed", "3", *SIZES.split())
+    command = [sys.executable, "-m", "whale_train.cli", *args, "--out", str(out)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
 
@@ -80,3 +82,18 @@ def test_a_run_killed_in_each_of_its_phases_ends_with_the_numbers_of_one_left_al
     _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said.decode()
     assert outcome(rough) == outcome(calm)
+
+
+def test_a_harness_file_that_is_edited_while_a_run_goes_on_changes_nothing_of_it(tmp_path):
+    mine, out = tmp_path / "mine.py", tmp_path / "run"
+    mine.write_text(load_harness("h0", "math").source)
+    sizes = "--domain math --rounds 1 --candidates 1 --tasks 16 --limit 8 --repeats 1".split()
+    process = start(out, "search", "--harness", str(mine), *sizes)
+    deadline = time.monotonic() + 120
+    while not (state := out / "arms" / "harness-only" / "state.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    mine.write_text("no harness any more")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()
+    first = json.loads(state.read_bytes())[0]["harness"]
+    assert first == json.loads((out / "result.json").read_bytes())["hashes"]["harness"]

@@ -124,8 +124,9 @@ def read_report(folder: Path) -> Run:
     arms = [arm for arm in arms if arm.curve]
     if not arms:
         raise UserError(f"{folder} has no tested point yet: let `{info.command}` get past its first test, then report")
-    result = folder / "result.json"
-    return Run(folder, info, arms, _start(arms, info), read_json(result, dict[str, Any]) if result.exists() else {})
+    path = folder / "result.json"
+    result = read_json(path, dict[str, Any]) if path.exists() else {}
+    return Run(folder, info, arms, _start(folder, arms, info), result)
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -172,15 +173,15 @@ def _line(archive: Archive, accepted: str) -> list[Step]:
     return [Step(c.hash, c.hypothesis, c.axes, best[c.hash]) for c in reversed(line)]
 
 
-def _start(arms: list[Arm], info: RunInfo) -> str | None:
-    """The source that all arms started from: from an archive, or as it ships or lies on disk, if it is still that."""
+def _start(folder: Path, arms: list[Arm], info: RunInfo) -> str | None:
+    """The source that all arms started from: an archive's, the run's own copy, or as it ships, if it is still that."""
     first = arms[0].curve[0].harness
-    for arm in arms:
-        path = arm.folder / "archive" / "candidates" / first / "harness.py"
+    kept = [arm.folder / "archive" / "candidates" / first / "harness.py" for arm in arms]
+    for path in (*kept, *folder.glob("start/*.py")):
         if path.exists():
             return path.read_text()
     try:
         harness = load_harness(info.config["harness"], info.config["domain"])
-    except UserError:  # the file has gone since; a report does without the diff then
+    except UserError:  # a name that ships no more; a report does without the diff then
         return None
     return harness.source if harness.hash == first else None

@@ -1,6 +1,7 @@
 """`whale run`, `train` and `search`: the arms side by side, then the sealed test set, then the report.
 
 runs/<name>/run.json, result.json, report.html, report.png
+            start/<harness>.py           the harness that it starts from, where that does not ship
             arms/<arm>/{state.json, ledger.jsonl, curve.jsonl, progress.json, weights/, archive/}
             test/<weights>-<harness>/    one evaluation, shared by the arms that pass through it
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,19 @@ def run(config: Experiment) -> Path:
         folder.starts_from(weights)
         if unfit is not None:
             raise unfit
-        _run(config, folder, workers, began)
+        _run(_with_own_start(config), folder, workers, began)
         return folder.path
+
+
+def _with_own_start(config: Experiment) -> Experiment:
+    """The same, with a copy of the harness in the run folder: the file may be edited while the run goes on."""
+    start = config.start()
+    if start.trusted:
+        return config
+    path = config.folder / "start" / f"{start.name}.py"
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, start.source.encode())
+    return replace(config, harness=str(path))
 
 
 def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> None:
