@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,24 +12,21 @@ from pathlib import Path
 
 import pytest
 from scripted_agents import searcher
+from search_runs import CONFIG, H0, ListProposer, Told, files, run
 
 from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
-from whale_envs.harness.load import load_harness
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness import search as search_module
-from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
+from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import score_shadow, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
-from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.base import Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
-from whale_train.meta_harness.search import SearchConfig, choose, search, sign_test
+from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
-
-CONFIG = SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0)
-H0 = load_harness("h0", "search-qa")
 
 
 @pytest.fixture(autouse=True)
@@ -42,65 +38,6 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def domain() -> Domain:
     return load_domain("search-qa")
-
-
-class Told(Silent):
-    """Keeps the lines that a search says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class ListProposer:
-    """Hands in what it was given, one list an ask; an exception in its place is raised."""
-
-    name = "list"
-    cost = Cost()
-    exchanges = ()
-
-    def __init__(self, *asks: list[Proposal] | Exception) -> None:
-        self.asks = list(asks)
-        self.asked = 0
-
-    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
-        self.asked += 1
-        now = self.asks.pop(0) if self.asks else []
-        if isinstance(now, Exception):
-            raise now
-        return now
-
-
-def run(
-    domain: Domain,
-    folder: Path,
-    proposer: object = None,
-    config: SearchConfig = CONFIG,
-    name: str = "searcher",
-    **more: object,
-) -> tuple[Harness, ScriptedPolicy, Told]:
-    policy, told = ScriptedPolicy(searcher, name), Told()
-    accepted = search(
-        policy,
-        domain,
-        H0,
-        config,
-        Archive(folder / "archive", "search-qa"),
-        proposer or MutationProposer(),  # type: ignore[arg-type]
-        Ledger(folder / "ledger.jsonl"),
-        told,
-        seed=3,
-        key=str(more.get("key", "search")),
-    )
-    return accepted, policy, told
-
-
-def files(folder: Path) -> dict[str, str]:
-    """Every file of a run, times apart."""
-    found = {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
-    return {name: re.sub(r'"seconds":\s*[0-9.e-]+', '"seconds":0', text) for name, text in found.items()}
 
 
 # ---------------------------------------------------------------------------------------------- what it finds
@@ -280,35 +217,6 @@ def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None
         SearchConfig(**bad)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------- what it accepts
-
-
-def outcomes(*scores: float) -> dict[str, Outcome]:
-    return {f"t{i}": Outcome("k", f"t{i}", s, "", 1) for i, s in enumerate(scores)}
-
-
-def test_the_sign_test_is_the_binomial_tail() -> None:
-    assert sign_test(outcomes(1, 1, 1, 1, 1), outcomes(0, 0, 0, 0, 0)) == 1 / 32
-    assert sign_test(outcomes(1, 0, 1), outcomes(0, 1, 1)) == 0.75
-    assert sign_test(outcomes(1, 1), outcomes(1, 1)) == 1
-    assert sign_test(outcomes(0, 0), outcomes(1, 1)) == 1
-
-
-def test_best_takes_the_highest_mean_and_paired_asks_for_evidence(domain: Domain, tmp_path: Path) -> None:
-    archive, key = Archive(tmp_path, "search-qa"), ScoreKey("w", "d", 0)
-    old = archive.add(H0.source, "", (), (), "start")
-    new = archive.add(H0.source.replace("TURNS = 3", "TURNS = 4"), "", (), (), "candidate")
-    archive.begin(Phase("search", key), old.hash)
-    archive.record(old.hash, key, Score(0.50, 0.1, 4, 2.0, "u"), [])
-    archive.record(new.hash, key, Score(0.75, 0.1, 4, 2.0, "v"), [])
-    assert choose(archive, key, old.hash, SearchConfig()) == new.hash
-    assert choose(archive, key, old.hash, SearchConfig(acceptance="paired")) == old.hash
-    archive.record(new.hash, key, Score(0.50, 0.1, 4, 2.0, "v"), [])
-    assert choose(archive, key, old.hash, SearchConfig()) == old.hash, "a tie leaves the accepted one"
-    archive.record(new.hash, key, Score(0.50, 0.1, 4, 1.5, "v"), [])
-    assert choose(archive, key, old.hash, SearchConfig()) == new.hash, "but for fewer turns"
-
-
 # ---------------------------------------------------------------------------------------------- what lasts
 
 
@@ -317,9 +225,9 @@ def test_nothing_is_run_twice_and_new_weights_stand_beside_old_ones(domain: Doma
     before = files(tmp_path)
     again, policy, _ = run(domain, tmp_path)
     assert again.hash == first.hash
-    assert policy.requests == []
+    assert isinstance(policy, ScriptedPolicy) and policy.requests == []
     assert files(tmp_path) == before
-    run(domain, tmp_path, name="other weights", key="search 2")
+    run(domain, tmp_path, policy=ScriptedPolicy(searcher, "other weights"), key="search 2")
     scores = Archive(tmp_path / "archive", "search-qa")[H0.hash].scores
     assert len(scores) == 2
     ledger = Ledger(tmp_path / "ledger.jsonl")
@@ -362,7 +270,6 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from scripted_agents import searcher
 from whale_envs.domains import load_domain
-from whale_envs.harness.load import load_harness
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.mutation import MutationProposer

@@ -17,8 +17,8 @@ from rich.text import Text
 from whale_envs import Episode
 from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
+from whale_train.meta_harness.acceptance import sign_test
 from whale_train.meta_harness.archive import Archive, Candidate, Outcome, read_archive
-from whale_train.meta_harness.search import sign_test
 
 #: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
 WIDTH = 160

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from whale_envs.domain import Domain
 from whale_envs.domains import DOMAINS, load_domain
 from whale_envs.errors import UserError, unknown
 from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
-from whale_train.meta_harness.proposers import PROPOSERS, need_key
+from whale_train.meta_harness.proposers import check_kind, check_proposer
 from whale_train.policies.find import check_policy
 
 if TYPE_CHECKING:
@@ -172,23 +172,31 @@ class SearchOptions(ArmOptions):
     """How a harness is searched for. The paper evaluates on 256 tasks."""
 
     proposer: str = "mutation"
-    """Who writes new harnesses: mutation (needs no key) or anthropic (needs ANTHROPIC_API_KEY)."""
+    """Who writes new harnesses: mutation (no model: edits of the source); anthropic or anthropic:MODEL (needs
+    ANTHROPIC_API_KEY); openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (spelled as for
+    --policy)."""
     rounds: int = 4
     """Rounds in each harness phase."""
     candidates: int = 3
     """New harnesses in each round."""
     tasks: int = 128
     """Tasks of the harness split that each of them plays."""
+    acceptance: Literal["best", "paired"] = "best"
+    """best takes the highest mean; paired replaces the accepted harness only where a paired test over the tasks says
+    so, and says so again under fresh seeds."""
+    level: float = 0.1
+    """The level of each of the two tests of paired."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.proposer not in PROPOSERS:
-            raise unknown("proposer", self.proposer, PROPOSERS)
+        check_kind(self.proposer)
+        if not 0 < self.level < 1:
+            raise UserError(f"--level {self.level:g}: expected a level of a test, between 0 and 1 (0.1, say)")
         self._positive("rounds", "candidates", "tasks")
 
     def check(self) -> None:
         """See `Job.check`."""
-        need_key(self.proposer)
+        check_proposer(self.proposer)
         super().check()
 
     @property
@@ -196,7 +204,7 @@ class SearchOptions(ArmOptions):
         """A harness phase's settings."""
         from whale_train.meta_harness.search import SearchConfig as PhaseConfig
 
-        return PhaseConfig(rounds=self.rounds, candidates=self.candidates, tasks=self.tasks)
+        return PhaseConfig(self.rounds, self.candidates, self.tasks, acceptance=self.acceptance, level=self.level)
 
 
 @dataclass(frozen=True)

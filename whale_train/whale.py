@@ -42,14 +42,15 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def costs(config: Experiment, domain: Domain) -> Costs:
-    """What the units of work of a run cost in rollouts; 0 for one that its command does not do."""
-    step = baseline = candidates = 0
+    """What the units of work of a run cost in rollouts at most; 0 for one that its command does not do."""
+    step = tasks = candidates = confirmed = 0
     if isinstance(config, WeightOptions):
         step = config.prompts * config.group
     if isinstance(config, SearchOptions):
-        tasks, _ = split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)
-        baseline, candidates = len(tasks), config.search.candidates
-    return Costs(step=step, baseline=baseline, round=candidates * baseline)
+        tasks = len(split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)[0])
+        candidates, confirmed = config.candidates, config.acceptance == "paired"
+    # to confirm, the accepted harness plays again once, and in each round one rival at most
+    return Costs(step=step, baseline=(1 + confirmed) * tasks, round=(candidates + confirmed) * tasks)
 
 
 def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
@@ -98,7 +99,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
 
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
-    proposer = load_proposer(config.proposer) if isinstance(config, SearchOptions) else None
+    proposer = load_proposer(config.proposer, domain) if isinstance(config, SearchOptions) else None
     done = snapshots(folder)
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else config.start()

@@ -15,12 +15,13 @@ import msgspec
 
 from whale_envs import Domain, Harness
 from whale_envs.errors import UserError
+from whale_envs.harness.audit import Finding
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent
+from whale_train.meta_harness.acceptance import choose, fresh, p_value
 from whale_train.meta_harness.archive import (
     Archive,
     Candidate,
-    Outcome,
     Phase,
     Proposals,
     Round,
@@ -33,7 +34,6 @@ from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
-from whale_train.metrics import binomial_tail
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 
@@ -50,8 +50,8 @@ class SearchConfig:
         tasks: the most tasks of the harness split that a candidate is scored on, one episode each.
         shadow: the share of the harness split that no proposer ever sees.
         acceptance: "best" takes the highest mean in the archive under the current weights; "paired" replaces the
-            accepted harness only on evidence, an exact one-sided sign test over the tasks that both played.
-        level: the level of that test.
+            accepted harness only on evidence, which fresh seeds confirm (`whale_train.meta_harness.acceptance`).
+        level: the level of the tests of "paired".
         refills: how often a round asks for others in the place of candidates that the gate refused.
         retries: how often a proposer that fails is asked again.
         backoff: seconds before it is asked again, doubled each time.
@@ -156,14 +156,36 @@ class _Phase:
 
     def accept(self, accepted: str, name: str) -> str:
         """The hash of the harness to go on with. One that scores without the model is not it, but refused."""
-        key = self.phase.score_key
-        while (now := choose(self.archive, key, accepted, self.config)) != accepted:
+        key, level = self.phase.score_key, self.config.level if self.config.acceptance == "paired" else None
+        while (now := choose(self.archive, key, accepted, level)) != accepted:
+            if level is not None and self._confirmed(name) not in (None, now):
+                return accepted
             caught = blind_findings(self.null, self.archive.harness(now))
-            if not caught:
+            if level is not None and not caught:
+                caught = self.confirm(now, accepted, name)
+            if caught:
+                self.archive.refuse(now, caught)
+                self.progress.say(f"{name}: {now} refused, {caught[0]}")
+            elif choose(self.archive, key, accepted, level) == now:
                 break
-            self.archive.refuse(now, caught)
-            self.progress.say(f"{name}: {now} refused, {caught[0]}")
         return now
+
+    def confirm(self, rival: str, accepted: str, name: str) -> list[Finding]:
+        """The rival and the accepted harness play the tasks again under fresh seeds. Why the rival is to be refused."""
+        key = fresh(self.phase.score_key)
+        for hash, unit in ((accepted, f"{name} confirmation of the accepted"), (rival, f"{name} confirmation")):
+            harness = self.start if hash == self.start.hash else self.archive.harness(hash)
+            self.score(self.archive[hash], harness, unit, key)
+        p = p_value(self.archive, key, rival, accepted)
+        verdict = "confirmed" if p <= self.config.level else "not confirmed"
+        self.progress.say(f"{name}: {rival} {verdict} under fresh seeds, p = {p:.3g} (level {self.config.level:g})")
+        return provenance_findings(self.archive.episodes(rival, key))
+
+    def _confirmed(self, name: str) -> str | None:
+        """The rival that this round has paid to confirm, if there is one already: it may be resumed after a kill."""
+        key, unit = str(fresh(self.phase.score_key)), f"{name} confirmation"
+        paid = (c.hash for c in self.archive.candidates if key in c.scores and c.scores[key].unit == unit)
+        return next(paid, None)
 
     def propose(self, number: int, ask: int, wanted: int, unit: str) -> Proposals:
         """What the proposer hands in, asked again a bounded number of times when it fails; kept for a resumed run."""
@@ -220,7 +242,7 @@ class _Phase:
         )
         mean = None
         if not refused:
-            mean = self.score(candidate, self.archive.harness(candidate.hash), unit, proposal.hypothesis)
+            mean = self.score(candidate, self.archive.harness(candidate.hash), unit, hypothesis=proposal.hypothesis)
             refused = provenance_findings(self.archive.episodes(candidate.hash, key))
             if refused:
                 self.archive.refuse(candidate.hash, refused)
@@ -228,12 +250,14 @@ class _Phase:
             self.progress.say(f"{unit}: refused, {refused[0]}")
         return Tried(candidate.hash, proposal.hypothesis, str(refused[0]) if refused else "", mean)
 
-    def score(self, candidate: Candidate, harness: Harness, unit: str, hypothesis: str = "") -> float:
-        """A candidate's mean under the current weights, played if it is not on file."""
-        key = self.phase.score_key
+    def score(
+        self, candidate: Candidate, harness: Harness, unit: str, key: ScoreKey | None = None, hypothesis: str = ""
+    ) -> float:
+        """A candidate's mean under `key` (by default the phase's), played if it is not on file."""
+        key = key or self.phase.score_key
         if str(key) not in candidate.scores:
             self.progress.begin(unit, len(self.tasks))
-            score, episodes = evaluate(self.policy, self.domain, harness, self.tasks, self.seed, unit, self.progress)
+            score, episodes = evaluate(self.policy, self.domain, harness, self.tasks, key.seed, unit, self.progress)
             self.archive.record(candidate.hash, key, score, episodes)
         score = candidate.scores[str(key)]
         self.ledger.add(spent(score, "search"))
@@ -244,23 +268,3 @@ class _Phase:
             + (f" · {first_line}" if first_line else "")
         )
         return score.mean
-
-
-def choose(archive: Archive, key: ScoreKey, accepted: str, config: SearchConfig) -> str:
-    """The harness to accept among those scored under `key`; the one accepted so far stays unless another beats it."""
-    current = archive[accepted].scores[str(key)]
-    for rival in archive.scored(key):
-        score = rival.scores[str(key)]
-        if (score.mean, -score.turns) <= (current.mean, -current.turns):
-            break
-        if config.acceptance == "best":
-            return rival.hash
-        if sign_test(archive.outcomes(rival.hash, key), archive.outcomes(accepted, key)) <= config.level:
-            return rival.hash
-    return accepted
-
-
-def sign_test(rival: dict[str, Outcome], accepted: dict[str, Outcome]) -> float:
-    """The chance that a rival no better than the accepted harness wins as many of the tasks on which they differ."""
-    pairs = [(rival[t].score, accepted[t].score) for t in rival.keys() & accepted.keys()]
-    return binomial_tail(sum(r > a for r, a in pairs), sum(r < a for r, a in pairs))
