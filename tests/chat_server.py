@@ -1,7 +1,8 @@
 """A server on loopback that speaks the Chat Completions API as vLLM, llama.cpp or a hosted one does.
 
 It is given a function from a request's body to a reply: a text, the message itself, a whole answer, a `Status`, `CUT`
-(the connection ends within the answer) or `HANG` (nothing comes until the server is closed).
+(the connection ends within the answer) or `HANG` (nothing comes until the server is closed). Where a stream is asked
+for, a text, a message or a whole answer is streamed, and so is a list: the events, each as JSON or as text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class ChatServer(Loopback):
     """Serves `say`; `requests` are the bodies in order and `times` when they came (by `time.monotonic`).
 
     `most_open` is how many were being answered at once. `owner` is what it calls itself in its list of models.
+    `streams` is whether it streams where it is asked to.
     """
+
+    streams = True
 
     def __init__(self, say: Say, owner: str | None = "somebody", models: tuple[str, ...] = ("m",)) -> None:
         self.say = say
@@ -67,6 +71,29 @@ def called(*calls: tuple[str, str], content: str | None = None) -> Body:
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 
+def chunks(answer: Body) -> list[Any]:
+    """A whole answer as the events of a stream: text and arguments in pieces, usage at the end."""
+    (choice,) = answer["choices"]
+    message, deltas = choice["message"], [{"role": "assistant"}]
+    for name in ("reasoning_content", "refusal", "content"):
+        text = message.get(name) or ""
+        deltas += [{name: text[at : at + 61]} for at in range(0, len(text), 61)]
+    for index, call in enumerate(message.get("tool_calls") or []):
+        function = call["function"]
+        deltas.append({"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]})
+        for at in range(0, len(function["arguments"]), 61):
+            piece = {"index": index, "function": {"arguments": function["arguments"][at : at + 61]}}
+            deltas.append({"tool_calls": [piece]})
+    events: list[Any] = [{"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    return [*events, {"choices": [], "usage": answer.get("usage")}, "[DONE]"]
+
+
+def sse(event: Any) -> str:
+    """One server-sent event."""
+    return f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
+
+
 def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
     class Handler(JsonHandler):
         def do_GET(self) -> None:
@@ -88,6 +115,11 @@ def _handler(server: ChatServer) -> type[BaseHTTPRequestHandler]:
                 server.open -= 1
             if isinstance(said, str) or (isinstance(said, dict) and "role" in said):
                 said = completion(said)
+            if body.get("stream") and server.streams and isinstance(said, dict):
+                said = chunks(said)
+            if isinstance(said, list):
+                headers = {"content-type": "text/event-stream"}
+                said = Status(200, headers=headers, body="".join(map(sse, said)).encode())
             self._send(said)
 
         def _send(self, said: Any) -> None:

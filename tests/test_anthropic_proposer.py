@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from agent_runs import DOMAIN, FAST, H0, SNIPPETS, TURNS, played_archive, results, run_search
 from anthropic_server import KEY, Answer, Broken, MessagesServer, Status, call, text, thinking
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_agents import searcher
 
 from whale_envs import UserError
 from whale_envs.domains import DOMAINS, load_domain
@@ -25,21 +25,21 @@ from whale_envs.tools.retrieval import MAX_PASSAGES
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
-from whale_train.meta_harness.proposers import load_proposer
-from whale_train.meta_harness.proposers.anthropic import BRIEFS, PRICES, AnthropicProposer, Limits, system_prompt
+from whale_train.meta_harness.proposers import check_proposer, load_proposer
+from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
+from whale_train.meta_harness.proposers.anthropic import PRICES, AnthropicService, anthropic_service
 from whale_train.meta_harness.proposers.archive_tools import MAX_SHOWN, TOOLS, Desk, ToolInputError, tool_schemas
 from whale_train.meta_harness.proposers.base import Cost, ProposerError
-from whale_train.meta_harness.proposers.messages_stream import Answer as Streamed
-from whale_train.meta_harness.proposers.messages_stream import StreamError
-from whale_train.meta_harness.search import SearchConfig, search
-from whale_train.policies.scripted import ScriptedPolicy
-from whale_train.progress import Silent
+from whale_train.meta_harness.proposers.brief import BRIEFS, system_prompt
+from whale_train.meta_harness.proposers.messages_stream import MessagesAnswer
+from whale_train.meta_harness.proposers.service import StreamError
+from whale_train.meta_harness.search import SearchConfig
 
-H0 = load_harness("h0", "search-qa")
-FAST = Limits(backoff=0.0, silence=60.0, retries=2)
-SNIPPETS = H0.source.replace("p.head(WORDS)", "p.snippets(task.question, 3)")
-TURNS = H0.source.replace("TURNS = 3", "TURNS = 6")
 ONCE = Answer([call("list_candidates", {})])
+
+
+def agent(limits: Limits = FAST) -> AgentProposer:
+    return AgentProposer(AnthropicService(), DOMAIN, limits)
 
 
 def submit(source: str, parent: str = H0.hash, **more: Any) -> dict[str, Any]:
@@ -50,19 +50,7 @@ def submit(source: str, parent: str = H0.hash, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive with h0 and its episodes, never written to again."""
-    folder = tmp_path_factory.mktemp("played")
-    run_search(folder, None, SearchConfig(rounds=0, tasks=6))
-    return folder / "archive"
-
-
-def run_search(folder: Path, proposer: Any, config: SearchConfig) -> Archive:
-    archive = Archive(folder / "archive", "search-qa")
-    search(
-        ScriptedPolicy(searcher, "searcher"), load_domain("search-qa"), H0, config, archive, proposer,
-        Ledger(folder / "ledger.jsonl"), Silent(), 3, "search",
-    )  # fmt: skip
-    return archive
+    return played_archive(tmp_path_factory.mktemp("played"))
 
 
 @pytest.fixture
@@ -86,25 +74,19 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MessagesSer
     assert [w for s in started for w in s.wrong] == []
 
 
-def propose(played: Path, count: int = 1, limits: Limits = FAST) -> tuple[list[Any], AnthropicProposer]:
-    proposer = AnthropicProposer(limits=limits)
+def propose(played: Path, count: int = 1, limits: Limits = FAST) -> tuple[list[Any], AgentProposer]:
+    proposer = agent(limits)
     return proposer.propose(Archive(played, "search-qa"), count, 0), proposer
 
 
-def fails(played: Path, match: str, kind: type[Exception] = ProposerError, limits: Limits = FAST) -> AnthropicProposer:
+def fails(played: Path, match: str, kind: type[Exception] = ProposerError, limits: Limits = FAST) -> AgentProposer:
     """A proposal that fails with one line that says why; the proposer, for what it cost."""
-    proposer = AnthropicProposer(limits=limits)
+    proposer = agent(limits)
     with pytest.raises(kind, match=match) as caught:
         proposer.propose(Archive(played, "search-qa"), 1, 0)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     assert KEY not in str(caught.value)
     return proposer
-
-
-def results(request: dict[str, Any]) -> list[tuple[bool, str]]:
-    """(is an error, what was shown) of the tool results in a request's last message."""
-    last = request["messages"][-1]["content"]
-    return [(b.get("is_error", False), b["content"]) for b in last if b["type"] == "tool_result"]
 
 
 # ---------------------------------------------------------------------------------------------- a whole search
@@ -136,7 +118,7 @@ def test_a_search_round_with_it_reads_submits_mends_and_ends_in_scored_candidate
         Answer([text("Now what came of it."), call("outcomes", {"candidate": H0.hash})]),
         look, first, second, Status(500),
     )  # fmt: skip
-    proposer = AnthropicProposer(limits=FAST)
+    proposer = agent()
     archive = run_search(tmp_path, proposer, SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0, refills=0))
 
     tried = archive.rounds[0].tried
@@ -175,7 +157,7 @@ def test_what_it_sends_holds_nothing_of_the_shadow_or_the_test_set(
     everything = [call("grep", {"pattern": "question"}), call("read", {"path": "."}), call("list_candidates", {})]
     server = serve(Answer(everything), Answer([call("outcomes", {"candidate": H0.hash})]), Answer([submit(SNIPPETS)]))
     propose(played)
-    domain = load_domain("search-qa")
+    domain = DOMAIN
     _, shadow = split_tasks(domain.splits.harness, 0.25, 6)
     sent = set(re.findall(r"mini-\d+", json.dumps(server.requests)))
     assert {t.id for t in split_tasks(domain.splits.harness, 0.25, 6)[0]} <= sent
@@ -236,7 +218,7 @@ def test_what_the_user_must_mend_stops_the_search_at_once(
 ) -> None:
     server = serve(Status(code, "authentication_error", f"invalid x-api-key {KEY}"))
     with pytest.raises(UserError, match=why) as caught:
-        run_search(tmp_path, AnthropicProposer(limits=FAST), SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0))
+        run_search(tmp_path, agent(), SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0))
     assert len(server.requests) == 1
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
     log = (tmp_path / "archive/exchanges/search-1-0.jsonl").read_text()
@@ -248,9 +230,10 @@ def test_a_service_that_is_not_there(
 ) -> None:
     server = serve()
     server._http.socket.close()
-    fails(played, "Connection error")
+    fails(played, "Connection refused")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://localhost:port")
-    fails(played, "ANTHROPIC_BASE_URL", UserError)
+    with pytest.raises(UserError, match="ANTHROPIC_BASE_URL 'http://localhost:port'"):
+        agent()
 
 
 @pytest.mark.parametrize("how", ["silent", "pings"])
@@ -307,7 +290,7 @@ def test_what_was_handed_in_before_a_failure_counts_and_the_round_says_so(
 ) -> None:
     serve(Answer([submit(SNIPPETS)]), Answer([], "refusal"))
     config = SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0, refills=0)
-    archive = run_search(tmp_path, AnthropicProposer(limits=FAST), config)
+    archive = run_search(tmp_path, agent(), config)
     assert [archive.source(t.hash) for t in archive.rounds[0].tried] == [SNIPPETS]
     assert "gave 1 candidates of 2" in archive.rounds[0].note
     assert '"submitted": 1' in (tmp_path / "archive/exchanges/search-1-0.jsonl").read_text()
@@ -365,7 +348,7 @@ def test_a_tool_call_that_is_cut_off_is_not_made(played: Path, serve: Callable[.
 
 
 def test_more_candidates_than_wanted_and_the_same_twice(played: Path) -> None:
-    desk = Desk(Archive(played, "search-qa"), 2)
+    desk = Desk(Archive(played, "search-qa"), 2, DOMAIN)
     given = submit(SNIPPETS)["input"]
     desk.use("submit", given)
     with pytest.raises(ToolInputError, match="just submitted"):
@@ -407,13 +390,13 @@ OUTSIDE = [
 @pytest.mark.parametrize("tool", ["read", "grep"])
 @pytest.mark.parametrize("path", OUTSIDE, ids=range(len(OUTSIDE)))
 def test_nothing_outside_the_archive_is_read(fenced: Path, tool: str, path: str) -> None:
-    desk = Desk(Archive(fenced, "search-qa"), 1)
+    desk = Desk(Archive(fenced, "search-qa"), 1, DOMAIN)
     with pytest.raises(ToolInputError):
         desk.use(tool, {"path": path} | ({"pattern": "SECRET"} if tool == "grep" else {}))
 
 
 def test_links_are_neither_listed_nor_searched(fenced: Path) -> None:
-    desk = Desk(Archive(fenced, "search-qa"), 1)
+    desk = Desk(Archive(fenced, "search-qa"), 1, DOMAIN)
     assert "SECRET" not in desk.use("grep", {"pattern": "SECRET"}).replace("no match", "")
     listed = desk.use("read", {"path": "."})
     assert f"candidates/{H0.hash}/harness.py" in listed
@@ -423,7 +406,7 @@ def test_links_are_neither_listed_nor_searched(fenced: Path) -> None:
 @given(st.text(alphabet="./acehinrstdp\\~\0 ", max_size=40))
 @settings(max_examples=80)
 def test_no_path_leads_outside(played: Path, path: str) -> None:
-    desk = Desk(Archive(played, "search-qa"), 1)
+    desk = Desk(Archive(played, "search-qa"), 1, DOMAIN)
     try:
         found = desk.path(path)
     except ToolInputError:
@@ -432,7 +415,7 @@ def test_no_path_leads_outside(played: Path, path: str) -> None:
 
 
 def test_lines_and_ranges_and_what_is_long(fenced: Path) -> None:
-    desk = Desk(Archive(fenced, "search-qa"), 1)
+    desk = Desk(Archive(fenced, "search-qa"), 1, DOMAIN)
     (fenced / "long.txt").write_bytes(b"first\n" + b"x" * 10_000 + b"\n\xff\xfe last\n")
     assert desk.use("read", {"path": "long.txt", "first": 1, "last": 1}) == "1\tfirst"
     assert "[cut: 6,000 more characters]" in desk.use("read", {"path": "long.txt", "first": 2, "last": 2})
@@ -446,10 +429,10 @@ def test_lines_and_ranges_and_what_is_long(fenced: Path) -> None:
 def test_two_candidates_are_compared_task_by_task(tmp_path: Path, serve: Callable[..., MessagesServer]) -> None:
     serve(Answer([submit(SNIPPETS)]))
     config = SearchConfig(rounds=1, candidates=1, tasks=12, backoff=0, refills=0)
-    archive = run_search(tmp_path, AnthropicProposer(limits=FAST), config)
+    archive = run_search(tmp_path, agent(), config)
     key, new = archive.phase.score_key, archive.rounds[0].tried[0].hash  # type: ignore[union-attr]
     ours, theirs = archive.outcomes(H0.hash, key), archive.outcomes(new, key)
-    shown = Desk(archive, 1).use("compare", {"first": H0.hash, "second": new})
+    shown = Desk(archive, 1, DOMAIN).use("compare", {"first": H0.hash, "second": new})
     wins = [t for t in ours if ours[t].score > theirs[t].score]
     losses = [t for t in ours if ours[t].score < theirs[t].score]
     assert wins or losses
@@ -480,18 +463,30 @@ def test_the_brief_of_each_domain_is_there_and_says_what_holds(serve: Callable[.
 
 def test_the_key_and_the_model_are_checked_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
-    for make in (AnthropicProposer, lambda: load_proposer("anthropic")):
+    for make in (AnthropicService, lambda: check_proposer("anthropic"), lambda: load_proposer("anthropic", DOMAIN)):
         with pytest.raises(UserError, match=r"set .*or use --proposer mutation"):
             make()
     for key in (" ", "sk-\nant", "sk-änt"):
         monkeypatch.setenv("ANTHROPIC_API_KEY", key)
         with pytest.raises(UserError, match="ANTHROPIC_API_KEY"):
-            AnthropicProposer()
+            AnthropicService()
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY + "\n")
-    assert load_proposer("anthropic").cost == Cost()
-    with pytest.raises(UserError, match="did you mean 'claude-opus-4-7'"):
-        AnthropicProposer("claude-opus-4.7")
-    assert all(len(p) == 4 and p[2] < p[0] < p[1] < p[3] for p in PRICES.values())
+    assert load_proposer("anthropic", DOMAIN).cost == Cost()
+    with pytest.raises(UserError, match=r"prices of \d{4}-\d\d.*did you mean 'claude-opus-4-7'.*@IN/OUT"):
+        AnthropicService("claude-opus-4.7")
+    for wrong in ("anthropic:", "anthropic:@5/25", "anthropic:claude-opus-4-7@5", "anthropic:claude-opus-4-7@a/b"):
+        with pytest.raises(UserError, match="expected anthropic, anthropic:MODEL"):
+            anthropic_service(wrong)
+
+
+def test_tokens_are_paid_by_kind_and_by_the_price_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    usage = {"input_tokens": 1000, "cache_creation_input_tokens": 2000, "cache_read_input_tokens": 3000}
+    for spec, into, out in (("anthropic:claude-sonnet-4-6", 3, 15), ("anthropic:claude-next@7/.5", 7, 0.5)):
+        paid = anthropic_service(spec).cost({**usage, "output_tokens": 400})
+        assert paid.dollars == pytest.approx((1000 * into + 2000 * into * 1.25 + 3000 * into * 0.1 + 400 * out) / 1e6)
+        assert (paid.prompt_tokens, paid.sampled_tokens) == (6000, 400)
+    assert all(0 < into < out for into, out in PRICES.values())
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5).map(
@@ -499,6 +494,6 @@ def test_the_key_and_the_model_are_checked_before_anything_is_spent(monkeypatch:
 ))  # fmt: skip
 def test_a_stream_of_anything_is_a_stream_error_or_nothing(data: str) -> None:
     try:
-        Streamed().take(data)
+        MessagesAnswer().take(data)
     except StreamError as error:
         assert len(str(error)) < 400

@@ -75,11 +75,17 @@ def client(make: Callable[..., Any], key: str, silence: float, url_name: str, ur
     import httpx2
 
     given = {"base_url": url} if url else {}
-    timeout = httpx2.Timeout(silence, connect=min(silence, 10.0))
     try:  # the SDKs wait for as long as a service asks them to, be it days: asking again is done here
-        return make(api_key=key or "none", max_retries=0, timeout=timeout, **given)
+        return make(api_key=key or "none", max_retries=0, timeout=timeout(silence), **given)
     except httpx2.InvalidURL as error:
         raise UserError(f"{url_name} {url or os.environ.get(url_name)!r}: {error}") from None
+
+
+def timeout(silence: float) -> Any:
+    """What the SDKs take for `silence` seconds without a word, after which a connection counts as dead."""
+    import httpx2
+
+    return httpx2.Timeout(silence, connect=min(silence, 10.0))
 
 
 def asked(
@@ -94,24 +100,33 @@ def asked(
     A `ValueError` of `send` stands for a body that is no answer. Raises `ServiceError`, and `UserError` for what the
     user must mend.
     """
+    import httpx2
+
     deadline = time.monotonic() + patience.total
     jitter = random.Random()  # so that many threads do not come back all at once; decides no result
     for attempt in range(patience.retries + 1):
-        wait = 0.0
         try:
             return send()
-        except sdk.APITimeoutError:
-            failure = f"nothing was heard for {patience.silence:g} s"
-        except sdk.APIStatusError as error:
-            failure = f"HTTP {error.status_code} ({getattr(error, 'api_message', None) or error.message})"
-            wait = _wait(endpoint, error, endpoint.line(failure))
-        except (sdk.APIError, ValueError) as error:  # ValueError: a body that is no JSON of the API's kind
-            failure = f"{type(error).__name__}: {error.__cause__ or error}"
+        except (sdk.APIError, httpx2.HTTPError, ValueError) as error:
+            failure = described(error, sdk, patience.silence)
+            refused = isinstance(error, sdk.APIStatusError)
+            wait = _wait(endpoint, error, endpoint.line(failure)) if refused else 0.0
         wait = min(wait or patience.backoff * 2**attempt * jitter.uniform(0.75, 1.0), patience.max_wait)
         if attempt == patience.retries or time.monotonic() + wait > deadline:
             break
         sleep(wait)
     raise ServiceError(endpoint.line(f"{failure} (asked {attempt + 1} times)"), transient=True)
+
+
+def described(error: Exception, sdk: ModuleType, silence: float) -> str:
+    """What went wrong with a request to a service that was to say a word every `silence` seconds."""
+    import httpx2
+
+    if isinstance(error, sdk.APITimeoutError | httpx2.TimeoutException):  # httpx2: while an answer is streamed
+        return f"nothing was heard for {silence:g} s"
+    if isinstance(error, sdk.APIStatusError):
+        return f"HTTP {error.status_code} ({getattr(error, 'api_message', None) or error.message})"
+    return f"{type(error).__name__}: {error.__cause__ or error}"  # ValueError: a body that is no JSON of the API's kind
 
 
 def _wait(endpoint: Endpoint, error: Any, line: str) -> float:

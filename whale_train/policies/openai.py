@@ -8,13 +8,10 @@ native tool calls; tokens and dollars. Does not cover: streaming, images, changi
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,10 +19,11 @@ from typing import Any
 import msgspec
 
 from whale_envs.episode import Reply
-from whale_envs.errors import UserError, unknown
-from whale_envs.services import Endpoint, Patience, ServiceError, asked, client, openai_key, retry_after
+from whale_envs.errors import UserError
+from whale_envs.services import Patience, ServiceError, asked, retry_after
 from whale_train.policies.base import Ended, Policy, PolicyError, Request, Sampler, Sampling
-from whale_train.policies.chat_api import ENGINES, Engine, Refused, read_listing, read_reply, write_request
+from whale_train.policies.chat_api import Refused, read_reply, write_request
+from whale_train.policies.chat_endpoint import connect, read_spec, response_type
 
 #: A reply of 8,192 tokens takes minutes, and none of them is heard before the last; a server that is started again is
 #: back within one or two.
@@ -33,7 +31,6 @@ PATIENCE = Patience(retries=6, backoff=1.0, max_wait=60.0, silence=600.0, total=
 #: Requests in a row that were given up after which the endpoint is.
 FAILURES = 8
 _OTHERWISE = "choose --policy tiny or hf:DIR"
-_SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?\d+))?(?:@(?P<url>https?://.+))?")
 
 
 class OpenAIPolicy(Policy):
@@ -67,23 +64,12 @@ class OpenAIPolicy(Policy):
         max_batch: int = 64,
         patience: Patience | None = None,
     ) -> None:
-        import openai  # a second to import, which only those who chose it pay
-
         self.name = f"openai:{model}"
-        self.max_batch, self._patience, self._sdk = max_batch, patience or PATIENCE, openai
-        key = openai_key(_OTHERWISE, own_server=bool(url or os.environ.get("OPENAI_BASE_URL")))
-        url_name = "the URL in --policy" if url else "OPENAI_BASE_URL"
-        self._client = client(openai.OpenAI, key, self._patience.silence, url_name, url)
+        self.max_batch, self._patience = max_batch, patience or PATIENCE
+        chat = connect(model, url, price, self._patience, "policy", _OTHERWISE)
+        self._sdk, self._client, self._endpoint = chat.sdk, chat.client, chat.endpoint
         weakref.finalize(self, self._client.close)
-        self._endpoint = Endpoint(model, str(self._client.base_url), key, "OPENAI_API_KEY", url_name)
-        own = self._client.base_url.host == "api.openai.com"
-        if own and price is None:
-            raise UserError(
-                f"the price of {model!r} is not known: give dollars a million tokens in and out, e.g. "
-                f"--policy openai:{model}@0.25/2"
-            )
-        self._price = price or (0.0, 0.0)
-        self._engine = Engine(own=True) if own else self._find_engine()
+        self._engine, self._price = chat.engine, chat.price
         sampling = sampling or Sampling()
         self.sampling = sampling if self._engine.extras else msgspec.structs.replace(sampling, top_k=0)
         self._quiet = _Quiet()
@@ -98,27 +84,6 @@ class OpenAIPolicy(Policy):
     def sampler(self) -> Sampler:
         """See `Policy.sampler`."""
         return ThreadSampler(self._answer, self.max_batch)
-
-    def _find_engine(self) -> Engine:
-        """What the endpoint runs, by its list of models; one need not have any."""
-
-        def models() -> list[tuple[str, str]]:
-            try:
-                return read_listing(self._client.get("/models", cast_to=_response_type()).content)
-            except self._sdk.APIStatusError as error:
-                if error.status_code in (400, 404, 405, 501):
-                    return []
-                raise
-
-        try:
-            found = dict(asked(self._endpoint, self._sdk, models, replace(self._patience, retries=2)))
-        except ServiceError as error:
-            raise UserError(f"{error}: start the server, or mend {self._endpoint.url_name}") from None
-        model = self._endpoint.model
-        owner = found.get(model) or next(iter(found.values()), "")
-        if owner == "vllm" and model not in found:  # the others go by aliases, too
-            raise unknown(f"model of {self._endpoint.url}", model, found)
-        return ENGINES.get(owner, Engine())
 
     def _answer(self, request: Request, closed: threading.Event) -> Reply | PolicyError:
         """What becomes of a request; called in many threads."""
@@ -144,7 +109,7 @@ class OpenAIPolicy(Policy):
         def send() -> Reply:
             self._quiet.wait(closed)
             try:
-                response = self._client.post("/chat/completions", cast_to=_response_type(), body=body)
+                response = self._client.post("/chat/completions", cast_to=response_type(), body=body)
             except self._sdk.RateLimitError as error:
                 self._quiet.keep(min(retry_after(error.response), self._patience.max_wait))
                 raise
@@ -170,21 +135,8 @@ def load_endpoint(spec: str, sampling: Sampling | None = None, max_batch: int = 
 
     Raises `UserError` for a malformed one, and as `OpenAIPolicy` does.
     """
-    found = _SPEC.fullmatch(spec)
-    if found is None:
-        raise UserError(
-            f"policy {spec!r}: expected openai:MODEL@http://HOST:PORT/v1, or openai:MODEL@IN/OUT with its price in "
-            "dollars a million tokens"
-        )
-    price = (float(found["into"]), float(found["out"])) if found["into"] else None
-    return OpenAIPolicy(found["model"], found["url"], sampling, price, max_batch)
-
-
-def _response_type() -> Any:
-    """What the SDK gives back unread; it checks no body."""
-    import httpx2
-
-    return httpx2.Response
+    model, url, price = read_spec(spec, "policy")
+    return OpenAIPolicy(model, url, sampling, price, max_batch)
 
 
 class _Closed(Exception):

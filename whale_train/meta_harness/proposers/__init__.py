@@ -1,31 +1,58 @@
-"""Proposers by name."""
+"""Proposers by name. Nothing of what they need is imported before it is known that it is needed."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from whale_envs.errors import unknown
-from whale_envs.services import read_key
 from whale_train.meta_harness.proposers.base import Proposer
 
-#: name: (module, class, the environment variable that its key is in)
-PROPOSERS = {
-    "mutation": ("whale_train.meta_harness.proposers.mutation", "MutationProposer", None),
-    "anthropic": ("whale_train.meta_harness.proposers.anthropic", "AnthropicProposer", "ANTHROPIC_API_KEY"),
-}
+if TYPE_CHECKING:
+    from whale_envs import Domain
+    from whale_train.meta_harness.proposers.service import Service
+
+KINDS = ("mutation", "anthropic", "openai")
 
 
-def load_proposer(name: str) -> Proposer:
-    """A proposer, ready to propose. Raises `UserError` for an unknown name and for a key that is not set."""
-    need_key(name)
-    module, cls, _ = PROPOSERS[name]
-    proposer: Proposer = getattr(importlib.import_module(module), cls)()
-    return proposer
+def load_proposer(spec: str, domain: Domain) -> Proposer:
+    """The proposer that `spec` names: "mutation", "anthropic" (see `anthropic_service`), "openai:MODEL" (see
+    `openai_service`).
+
+    Raises `UserError` for one that is unknown or malformed, a key that is not set, an endpoint that does not answer.
+    """
+    return _ready(spec)(domain)
 
 
-def need_key(name: str) -> None:
-    """Raise `UserError` for an unknown name and for a key that is not set."""
-    if name not in PROPOSERS:
-        raise unknown("proposer", name, PROPOSERS)
-    if (key := PROPOSERS[name][2]) is not None:
-        read_key(key, "use --proposer mutation, which needs none")
+def check_proposer(spec: str) -> None:
+    """Raise what `load_proposer` would."""
+    _ready(spec)
+
+
+def check_kind(spec: str) -> None:
+    """Raise `UserError` for a proposer of no kind that there is; the rest of `spec` may still be wrong."""
+    if spec.partition(":")[0] not in KINDS:
+        raise unknown("proposer", spec, ("mutation", "anthropic", "openai:MODEL@URL"))
+
+
+def _ready(spec: str) -> Callable[[Domain], Proposer]:
+    """What makes the proposer for a domain; all that can be missing has been looked for."""
+    check_kind(spec)
+    kind = spec.partition(":")[0]
+    if kind == "anthropic":
+        from whale_train.meta_harness.proposers.anthropic import anthropic_service
+
+        return _agent(anthropic_service(spec))
+    if kind == "openai":
+        from whale_train.meta_harness.proposers.openai import openai_service
+
+        return _agent(openai_service(spec))
+    from whale_train.meta_harness.proposers.mutation import MutationProposer
+
+    return lambda domain: MutationProposer()
+
+
+def _agent(service: Service) -> Callable[[Domain], Proposer]:
+    from whale_train.meta_harness.proposers.agent import AgentProposer
+
+    return lambda domain: AgentProposer(service, domain)

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from whale_envs import Episode, Harness
+from whale_envs import Domain, Episode, Harness
 from whale_envs.harness.load import HarnessSourceError
 from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Score, tree_hash
 from whale_train.meta_harness.proposers.base import Proposal
@@ -37,10 +37,12 @@ class ToolInputError(Exception):
 
 @dataclass
 class Desk:
-    """A proposer's place of work for one round: the archive, and the candidates handed in so far, of `count`."""
+    """A proposer's place of work for one round: the archive, the candidates handed in so far, of `count`, and the
+    domain, in which drafts are tried."""
 
     archive: Archive
     count: int
+    domain: Domain
     submitted: list[Proposal] = field(default_factory=list)
 
     @property

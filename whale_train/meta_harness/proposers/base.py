@@ -33,6 +33,14 @@ class Cost(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     sampled_tokens: int = 0
 
+    def __add__(self, more: Cost) -> Cost:
+        """What was used in both."""
+        return Cost(
+            self.dollars + more.dollars,
+            self.prompt_tokens + more.prompt_tokens,
+            self.sampled_tokens + more.sampled_tokens,
+        )
+
     def __sub__(self, earlier: Cost) -> Cost:
         """What was used between `earlier` and now."""
         return Cost(

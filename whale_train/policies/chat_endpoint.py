@@ -1,0 +1,98 @@
+"""An endpoint that speaks the Chat Completions API: how it is spelled, and what it is found to be."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from whale_envs.errors import UserError, unknown
+from whale_envs.services import Endpoint, Patience, ServiceError, asked, client, openai_key
+from whale_train.policies.chat_api import ENGINES, Engine, read_listing
+
+_SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?\d+))?(?:@(?P<url>https?://.+))?")
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """An endpoint that has answered, or is OpenAI's own: the SDK and its client, who is asked, what engine it runs,
+    and dollars a million tokens in and out."""
+
+    sdk: ModuleType
+    client: Any
+    endpoint: Endpoint
+    engine: Engine
+    price: tuple[float, float]
+
+
+def read_spec(spec: str, option: str) -> tuple[str, str | None, tuple[float, float] | None]:
+    """(model, URL, price) of "openai:MODEL", with "@URL" after it, or "@IN/OUT" (its price), or both in that order.
+
+    Raises `UserError` for a malformed one; `option` is where it was given ("policy").
+    """
+    found = _SPEC.fullmatch(spec)
+    if found is None:
+        raise UserError(
+            f"{option} {spec!r}: expected openai:MODEL@http://HOST:PORT/v1, or openai:MODEL@IN/OUT with its price in "
+            "dollars a million tokens"
+        )
+    price = (float(found["into"]), float(found["out"])) if found["into"] else None
+    return found["model"], found["url"], price
+
+
+def connect(
+    model: str, url: str | None, price: tuple[float, float] | None, patience: Patience, option: str, otherwise: str
+) -> ChatEndpoint:
+    """The endpoint of a model at a URL, or at OPENAI_BASE_URL, or OpenAI's own, which needs a price.
+
+    `option` is where the user gave it ("policy"), and `otherwise` what else to choose there. Raises `UserError` for a
+    key or URL that is missing, malformed or refused, an endpoint that does not answer, a model that it does not know.
+    """
+    import openai  # a second to import, which only those who chose it pay
+
+    key = openai_key(otherwise, own_server=bool(url or os.environ.get("OPENAI_BASE_URL")))
+    url_name = f"the URL in --{option}" if url else "OPENAI_BASE_URL"
+    made = client(openai.OpenAI, key, patience.silence, url_name, url)
+    endpoint = Endpoint(model, str(made.base_url), key, "OPENAI_API_KEY", url_name)
+    own = made.base_url.host == "api.openai.com"
+    try:
+        if own and price is None:
+            raise UserError(
+                f"the price of {model!r} is not known: give dollars a million tokens in and out, e.g. "
+                f"--{option} openai:{model}@0.25/2"
+            )
+        engine = Engine(own=True) if own else _find_engine(openai, made, endpoint, patience)
+    except BaseException:
+        made.close()
+        raise
+    return ChatEndpoint(openai, made, endpoint, engine, price or (0.0, 0.0))
+
+
+def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patience) -> Engine:
+    """What the endpoint runs, by its list of models; one need not have any."""
+
+    def models() -> list[tuple[str, str]]:
+        try:
+            return read_listing(made.get("/models", cast_to=response_type()).content)
+        except sdk.APIStatusError as error:
+            if error.status_code in (400, 404, 405, 501):
+                return []
+            raise
+
+    try:
+        found = dict(asked(endpoint, sdk, models, replace(patience, retries=2)))
+    except ServiceError as error:
+        raise UserError(f"{error}: start the server, or mend {endpoint.url_name}") from None
+    owner = found.get(endpoint.model) or next(iter(found.values()), "")
+    if owner == "vllm" and endpoint.model not in found:  # the others go by aliases, too
+        raise unknown(f"model of {endpoint.url}", endpoint.model, found)
+    return ENGINES.get(owner, Engine())
+
+
+def response_type() -> Any:
+    """What the SDK gives back unread; it checks no body."""
+    import httpx2
+
+    return httpx2.Response
