@@ -109,13 +109,13 @@ class Session:
     def _exchange(self, child: Child, cells: socket.socket, source: bytes, timeout: float) -> int | None:
         """Send a cell; how it went, or None when the process has ended or has to be given up."""
         cells.setblocking(False)
-        with suppress(BlockingIOError):
-            cells.recv(1, socket.MSG_PEEK)
-            return None  # it has ended since the last cell, or speaks without being asked
-        cells.settimeout(timeout)
         try:
+            with suppress(BlockingIOError):
+                cells.recv(1, socket.MSG_PEEK)
+                return None  # it has ended since the last cell, or speaks without being asked
+            cells.settimeout(timeout)
             cells.sendall(len(source).to_bytes(4, "big") + source)
-        except (TimeoutError, BrokenPipeError, ConnectionResetError):  # it does not read
+        except (TimeoutError, BrokenPipeError, ConnectionResetError):  # it does not read, or ended with a cell unread
             return None
         reply = child.follow(timeout, cells)
         return reply[0] if reply and reply[0] in STATUSES else None
