@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 
@@ -12,6 +13,7 @@ from whale_envs.domains.math_code import MathCode
 from whale_envs.harness.helpers import ExecResult
 from whale_train import rollout as module
 from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.progress import Silent
 from whale_train.rollout import rollout
 
 
@@ -45,6 +47,38 @@ def test_tools_are_called_side_by_side():
         return ExecResult("1\n", "", "ok")
 
     assert len(_play(MathCode(run_code=run_code), tasks=4)) == 8
+
+
+def test_an_episode_whose_tool_hangs_keeps_no_other_waiting_and_is_told_of(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    released, said, ended = threading.Event(), [], []
+
+    def run_code(code, session):
+        if "1 + 1" in code:
+            assert released.wait(60)
+        return ExecResult("1\n", "", "ok")
+
+    class Watch(Silent):
+        def say(self, line):
+            said.append(line)
+
+        def advance(self, rollouts):
+            ended.append(rollouts)
+            if sum(ended) == 7:  # all others have ended meanwhile
+                released.set()
+
+    asked = itertools.count()
+
+    def script(request):
+        if len(request.ask.messages) < 3:
+            return "<python>print(1 + 1)</python>" if not next(asked) else "<python>print(2)</python>"
+        return "\\boxed{1}"
+
+    domain = MathCode(run_code=run_code)
+    tasks = domain.splits.weight[:4]
+    episodes = rollout(ScriptedPolicy(script), domain, load_harness("h0", "math"), tasks, "weight", 3, 2, Watch())
+    assert len(episodes) == 8 and all(e.answer == "1" for e in episodes)
+    assert any(line.startswith("1 of the episodes wait for their tools") for line in said)
 
 
 def test_a_bug_in_a_tool_is_not_swallowed():

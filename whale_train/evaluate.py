@@ -93,7 +93,7 @@ def evaluate(
             episodes += _read(part, len(chunk) * repeats)
             progress.advance(len(chunk) * repeats)
         else:
-            played = rollout(policy, domain, harness, chunk, split, seed, repeats, progress.advance)
+            played = rollout(policy, domain, harness, chunk, split, seed, repeats, progress)
             if part is not None:
                 write_episodes(part, played)
             episodes += played

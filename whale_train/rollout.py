@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
@@ -12,11 +13,15 @@ from whale_envs import Domain, Episode, Harness, HarnessEnv, Task
 from whale_envs.episode import Failure, Reply
 from whale_envs.harness.helpers import Ask
 from whale_envs.harness.jail import Jail
-from whale_train.policies.base import Policy, PolicyError, Request
+from whale_train.policies.base import Ended, Policy, PolicyError, Request
+from whale_train.progress import Progress, Silent
 
 #: Episodes that are in flight at once: with the bundled models, more are hardly faster and hold more memory, in the
 #: caches of keys and values and in a process for each episode whose harness is jailed.
 CONCURRENT = 64
+#: Seconds that episodes wait for those whose tools take longer, so that the same ones go on together in every run; then
+#: they go on without them.
+PATIENCE = 2.0
 #: Trusted episodes that are moved on at once where a domain waits for other processes (`Domain.waits`); elsewhere
 #: threads cost a few percent and gain nothing. Jailed ones take turns: how many of them hang in a row decides when the
 #: harness is given up.
@@ -40,15 +45,16 @@ def rollout(
     split: str,
     seed: int,
     repeats: int = 1,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress | None = None,
     jail: Jail | None = None,
 ) -> list[Episode]:
     """Play every task `repeats` times; episodes come back task by task, repeats together.
 
-    A request that the policy cannot answer fails its own episode (owner "policy"). `progress` is called with the
-    number of episodes that have just ended. `jail` is a running jail of the harness to use; without it, one that is
-    not trusted gets a jail for these episodes.
+    A request that the policy cannot answer fails its own episode (owner "policy"). `progress` hears of episodes that
+    have ended, and of those whose tools keep them. `jail` is a running jail of the harness to use; without it, one that
+    is not trusted gets a jail for these episodes.
     """
+    progress = progress or Silent()
     own = None if harness.trusted or jail else Jail(harness)
     jail = jail or own
     todo = [(task, repeat) for task in tasks for repeat in range(repeats)]
@@ -56,6 +62,7 @@ def rollout(
     threads = ThreadPoolExecutor(THREADS)
     each: Callable[..., Iterator[Any]] = threads.map if harness.trusted and domain.waits else map
     sampler = policy.sampler()
+    stepping = _Stepping(threads if harness.trusted and domain.waits else None, progress)
     try:
         waiting = iter(todo)
         live: dict[int, Playing] = {}  # by the ticket of the call that is on its way
@@ -68,27 +75,53 @@ def rollout(
 
         asked: list[tuple[Playing, Ask]] = []
         while True:
-            asked += _fill(each, start, waiting, CONCURRENT - len(live) - len(asked), done)
+            asked += _fill(each, start, waiting, CONCURRENT - len(live) - len(asked) - len(stepping.episodes), done)
             tickets = sampler.submit([_request(env, ask) for (_, env), ask in asked])
             live |= zip(tickets, (playing for playing, _ in asked), strict=True)
-            if not live:
+            if not live and not stepping.episodes:
                 break
-            ended = [(live.pop(ticket), reply) for ticket, reply in sampler.collect()]
-            asks = each(_step, [env for (_, env), _ in ended], [reply for _, reply in ended])
-            asked = []
-            for (playing, _), ask in zip(ended, asks, strict=True):
-                if ask is None:
-                    key, env = playing
-                    done[key] = _finished(env, policy)
-                else:
-                    asked.append((playing, ask))
-            progress(len(ended) - len(asked))
+            ended: list[Ended] = sampler.collect() if live else []
+            stepped = stepping.through([(live.pop(ticket), reply) for ticket, reply in ended], bool(live))
+            asked = [(playing, ask) for playing, ask in stepped if ask is not None]
+            done |= {key: _finished(env, policy) for (key, env), ask in stepped if ask is None}
+            progress.advance(len(stepped) - len(asked))
     finally:
         sampler.close()
         threads.shutdown(cancel_futures=True)
         if own is not None:
             own.close()
     return [done[task.id, repeat] for task, repeat in todo]
+
+
+class _Stepping:
+    """Gives replies to episodes, in `threads` if there are any, and hands the episodes on when their tools are done."""
+
+    def __init__(self, threads: ThreadPoolExecutor | None, progress: Progress) -> None:
+        self._threads, self._progress = threads, progress
+        self.episodes: dict[Future[Ask | None], tuple[Playing, float]] = {}
+
+    def through(self, replies: list[tuple[Playing, Reply | PolicyError]], others: bool) -> list[Asked]:
+        """Give replies, wait, and return what has got through, those of earlier times among them, in their order.
+
+        With `others` under way elsewhere, those that take longer than `PATIENCE` are left for the next time.
+        """
+        if self._threads is None:
+            return [(playing, _step(playing[1], reply)) for playing, reply in replies]
+        now = time.monotonic()
+        new = {self._threads.submit(_step, playing[1], reply): (playing, now) for playing, reply in replies}
+        self.episodes |= new
+        if late := wait(new, PATIENCE).not_done:
+            self._tell(len(late))
+        if not others and not any(step.done() for step in self.episodes):
+            wait(self.episodes, return_when=FIRST_COMPLETED)
+        return [(self.episodes.pop(step)[0], step.result()) for step in list(self.episodes) if step.done()]
+
+    def _tell(self, late: int) -> None:
+        (key, _), since = min((e for step, e in self.episodes.items() if not step.done()), key=lambda e: e[1])
+        self._progress.say(
+            f"{late} of the episodes wait for their tools (that of task {key[0]} longest, "
+            f"{time.monotonic() - since:.0f} s); the others go on"
+        )
 
 
 def _fill(

@@ -124,7 +124,7 @@ def audit(
         )
         started = time.perf_counter()
         progress.begin("audit", min(limit, len(tasks)))
-        played = rollout(policy, domain, harness, tasks[:limit], "harness", seed, progress=progress.advance, jail=jail)
+        played = rollout(policy, domain, harness, tasks[:limit], "harness", seed, progress=progress, jail=jail)
         took = round(time.perf_counter() - started, 3)
         layers.append(Checked("contract", f"{len(played)} episodes", _broken(played), took))
         check(

@@ -46,7 +46,7 @@ def evaluate(
     Raises `UserError` when the policy answered nothing at all: that is no score of the harness.
     """
     start = time.perf_counter()
-    episodes = rollout(policy, domain, harness, tasks, "harness", seed, progress=progress.advance)
+    episodes = rollout(policy, domain, harness, tasks, "harness", seed, progress=progress)
     failures = [e.failure for e in episodes if e.failure and e.failure.owner == "policy"]
     if len(failures) == len(episodes):
         raise UserError(

@@ -73,7 +73,7 @@ def weight_phase(
         watch = _Watch(ledger, progress, key, before, steps, options.prompts * options.group)
         trainer = RSFTTrainer(policy.model, domain, harness, args, policy.tokenizer, callbacks=[watch], policy=policy)
         trainer.remove_callback(PrinterCallback)
-        trainer.progress = progress.advance
+        trainer.progress = progress
         try:
             trainer.train(resume_from_checkpoint=str(last) if last else None)
         finally:

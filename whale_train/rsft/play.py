@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from whale_envs import Domain, Episode, Harness, HarnessEnv, Task, TaskSet, UserError, load_harness, read_episodes
 from whale_train.policies.base import Policy
+from whale_train.progress import Progress
 from whale_train.rollout import episode_seed, rollout
 
-Progress = Callable[[int], None]
 HarnessLike = str | Path | Harness
 #: What tells one episode of a step from all others: its task's id, its harness's hash, its seed.
 Key = tuple[str, str, int]

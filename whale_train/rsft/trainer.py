@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from whale_envs import Domain, Episode, UserError, write_episodes
 from whale_train.ledger import tokens
 from whale_train.policies.base import Policy, Sampling
 from whale_train.policies.transformers import TransformersPolicy
+from whale_train.progress import Progress, Silent
 from whale_train.rsft import checkpoint
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.kl import Start, some_replies
@@ -117,8 +118,8 @@ class RSFTTrainer(SFTTrainer):
             )
         self.domain, self.harnesses = resolve(env, harness)
         self.deal = Deal(self.domain.splits.weight, args.prompts_per_step, args.seed)
-        #: Called with the number of episodes that have just ended; set it to watch a step.
-        self.progress: Callable[[int], None] = lambda done: None
+        #: Hears of episodes that have ended; set it to watch a step.
+        self.progress: Progress = Silent()
         self._draft: Path | None = None
         self._plain_forward = None if isinstance(model, str) else model.__dict__.get("forward")
         try:
@@ -244,7 +245,7 @@ class RSFTTrainer(SFTTrainer):
         path = Path(str(args.output_dir)) / "episodes" / f"step-{step + 1:04d}.jsonl"
         episodes = todo.on_disk(path, self.policy.weights_hash, rank, ranks)
         if episodes is not None:
-            self.progress(len(episodes))
+            self.progress.advance(len(episodes))
             return episodes
         began = time.perf_counter()
         with memory_for("while sampling", "sampling_batch_size"):
