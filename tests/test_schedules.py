@@ -3,7 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whale_envs import load_domain
+from whale_train.config import TrainConfig
 from whale_train.schedules import ARMS, Costs, planned_rollouts, schedule
+from whale_train.whale import phases
 
 costs = st.builds(Costs, step=st.integers(1, 2048), baseline=st.integers(1, 256), round=st.integers(1, 768))
 
@@ -29,3 +32,12 @@ def test_no_phase_is_empty_and_every_name_is_its_own(steps, rounds, cycles, cost
         phases = schedule(arm, steps, rounds, cycles, costs)
         assert all(p.amount >= 1 for p in phases)
         assert len({p.name for p in phases}) == len(phases)
+
+
+@given(steps=st.integers(1, 50), epochs=st.floats(0.01, 4))
+def test_steps_are_as_many_as_asked_for_or_as_many_as_the_epochs_take(steps, epochs):
+    domain = load_domain("math")
+    (phase,) = phases(TrainConfig(domain="math", steps=steps, epochs=epochs), "weights-only", domain)
+    assert phase.amount == steps
+    (phase,) = phases(TrainConfig(domain="math", epochs=epochs), "weights-only", domain)
+    assert abs(phase.amount * 64 - epochs * len(domain.splits.weight)) <= 64

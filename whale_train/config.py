@@ -139,6 +139,8 @@ class WeightOptions(ArmOptions):
 
     epochs: float = 0.2
     """Epochs over the weight tasks in each weight phase."""
+    steps: int | None = None
+    """RSFT steps in each weight phase, in place of --epochs."""
     prompts: int = 64
     """Tasks sampled in each RSFT step."""
     group: int = 8
@@ -159,7 +161,7 @@ class WeightOptions(ArmOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("epochs", "prompts", "group", "minibatch", "micro_batch", "lr")
+        self._positive("epochs", "steps", "prompts", "group", "minibatch", "micro_batch", "lr")
         if self.policy.startswith("openai:"):
             raise UserError(
                 f"--policy {self.policy}: its weights are behind an API, and cannot be trained from here; give tiny or "

@@ -57,7 +57,7 @@ def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
     """The phases of an arm of a run."""
     if isinstance(config, SearchConfig):
         return [Phase(1, "harness", config.rounds)]
-    steps = max(1, round(config.epochs * len(domain.splits.weight) / config.prompts))
+    steps = config.steps or max(1, round(config.epochs * len(domain.splits.weight) / config.prompts))
     if isinstance(config, TrainConfig):
         return [Phase(1, "weights", steps)]
     return schedule(arm, steps, config.rounds, config.cycles, costs(config, domain))
