@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import tiny_agent
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from datasets import Dataset
 from peft import LoraConfig
 from rsft_runs import OnRows, apart, curve, make_rows, trainer
@@ -28,6 +30,7 @@ from whale_train.rsft.update import minibatches
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 HERE = Path(__file__).parent
+RECIPES = HERE.parent / "recipes" / "accelerate"
 CURVE: list[float] = json.loads((HERE / "rsft_curve.json").read_bytes())["loss"]
 #: whole minibatches, and one that is not
 STEPS = [make_rows(128, seed=1), make_rows(80, seed=2), make_rows(20, seed=3)]
@@ -178,3 +181,12 @@ def test_two_processes_give_the_curve_of_one(script: str, tmp_path: Path) -> Non
         assert after == pytest.approx(before, abs=1e-5, rel=1e-5)
     if script == "rows":
         assert [entry["loss"] for entry in found[2]["updates"]] == pytest.approx(CURVE, abs=1e-5)
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("*.yaml")))
+def test_accelerate_knows_each_setting_of_a_recipe(recipe: str) -> None:
+    read = load_config_from_file(str(RECIPES / recipe))
+    assert read.num_processes == 8
+    known = {action.dest for action in launch_command_parser()._actions}
+    assert set(read.fsdp_config) <= known
+    assert set(read.deepspeed_config) <= known
