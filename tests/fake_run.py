@@ -12,7 +12,7 @@ from whale_envs.episode import write_atomic
 from whale_train.config import RunConfig
 from whale_train.evaluate import evaluate
 from whale_train.ledger import Ledger, Spent, tokens
-from whale_train.meta_harness.archive import Archive, Phase, Score, ScoreKey
+from whale_train.meta_harness.archive import Archive, Phase, Round, Score, ScoreKey
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.run_folder import RunFolder
@@ -100,5 +100,6 @@ def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES
                     "r1",
                 )
                 archive.record(changed.hash, key, Score(0.42, 0.02, 100, 2.0, "u1"), [])
+                archive.finish_round(Round("cycle 1", 1, [], changed.hash, 0.42, optimism=0.0171, confirmed=0.387))
         run.write_result(rollouts=1800, seconds=301.0)
     return folder

@@ -1,4 +1,4 @@
-"""Short harness phases for tests: with agents that need no model, and proposers that hand in what they are given."""
+"""Short harness phases for tests, with agents that need no model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whale_envs import Domain, Harness
 from whale_envs.harness.load import load_harness
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
-from whale_train.meta_harness.proposers.base import Cost, Proposal, Proposer
+from whale_train.meta_harness.proposers.base import Proposal, Proposer
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.base import Policy
@@ -23,6 +23,11 @@ H0 = load_harness("h0", "search-qa")
 SEED = 3
 
 
+def rewording(word: str) -> Proposal:
+    """A harness that differs from h0 by a word before the question, which tells a policy which one it is."""
+    return Proposal(H0.source.replace("Question:", f"{word} question:"), f"{word}.", (H0.hash,))
+
+
 class Told(Silent):
     """Keeps the lines that a search says."""
 
@@ -31,35 +36,6 @@ class Told(Silent):
 
     def say(self, line: str) -> None:
         self.lines.append(line)
-
-
-class ListProposer:
-    """Hands in what it was given, one list an ask; an exception in its place is raised."""
-
-    name = "list"
-    cost = Cost()
-    exchanges = ()
-
-    def __init__(self, *asks: list[Proposal] | Exception) -> None:
-        self.asks = list(asks)
-        self.asked = 0
-
-    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
-        self.asked += 1
-        now = self.asks.pop(0) if self.asks else []
-        if isinstance(now, Exception):
-            raise now
-        return now
-
-
-class RoundProposer(ListProposer):
-    """Hands in the list that belongs to the archive's round, as often as it is asked: a kill does not lose one."""
-
-    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
-        self.asked += 1
-        now = self.asks[len(archive.rounds)]
-        assert not isinstance(now, Exception)
-        return now
 
 
 def run(

@@ -18,7 +18,7 @@ from whale_envs import Episode
 from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
 from whale_train.meta_harness.acceptance import sign_test
-from whale_train.meta_harness.archive import Archive, Candidate, Outcome, read_archive
+from whale_train.meta_harness.archive import Archive, Candidate, Outcome, last_rounds, read_archive
 
 #: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
 WIDTH = 160
@@ -39,7 +39,7 @@ def show_archive(run: Path) -> int:
             f"{sum(s.n for s in scored):,} rollouts, {len(archive.rounds)} rounds; accepted {archive.accepted}",
             highlight=False,
         )
-        for line in _lineage(archive):
+        for line in (*_lineage(archive), *_accepted(archive)):
             console.print(line)
     return 0
 
@@ -78,6 +78,17 @@ def archives(run: Path) -> list[Archive]:
     if not found:
         raise UserError(f"{run} has no archive of harnesses: give a folder that `whale run` or `whale search` made")
     return found
+
+
+def _accepted(archive: Archive) -> Iterator[Text]:
+    """A line for each phase: what it accepted, and how much of the score is estimated to be luck."""
+    for done in last_rounds(archive.rounds):
+        again = "" if done.confirmed is None else f", {100 * done.confirmed:.1f} % under fresh seeds"
+        yield Text(
+            f"{done.phase}: accepted {done.accepted} at {100 * done.accepted_mean:.1f} %{again}; the best score is "
+            f"estimated to be {100 * done.optimism:.1f} points too high",
+            style="dim",
+        )
 
 
 def _lineage(archive: Archive) -> Iterator[Text]:

@@ -15,7 +15,7 @@ from whale_envs.errors import UserError
 from whale_envs.harness.load import load_harness
 from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
-from whale_train.meta_harness.archive import Archive, Candidate
+from whale_train.meta_harness.archive import Archive, Candidate, Round, last_rounds
 from whale_train.metrics import behaviour_rates, scores_by_task
 from whale_train.run_folder import RunInfo, read_run
 
@@ -64,7 +64,7 @@ class Step(msgspec.Struct, frozen=True):
 
 @dataclass
 class Arm:
-    """One arm of a run, with what its first and its last test say."""
+    """One arm of a run, with what its first and its last test say; `searched` has the last round of each search."""
 
     name: str
     folder: Path
@@ -73,6 +73,7 @@ class Arm:
     phases: list[Ended] = field(default_factory=list)
     harness: str | None = None
     steps: list[Step] = field(default_factory=list)
+    searched: list[Round] = field(default_factory=list)
     candidates: int = 0
 
     @property
@@ -146,6 +147,7 @@ def _arm(folder: Path, info: RunInfo) -> Arm:
     if (folder / "archive" / "archive.json").exists():
         archive = Archive(folder / "archive", info.config["domain"])
         arm.candidates = len(archive.candidates)
+        arm.searched = last_rounds(archive.rounds)
         arm.steps = _line(archive, points[-1].harness if points else archive.accepted)
     return arm
 

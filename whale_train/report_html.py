@@ -107,7 +107,7 @@ def _spent(run: Run) -> str:
 
 def _shadow(shadow: object) -> str:
     if isinstance(shadow, dict):
-        return ", ".join(f"{name} {_percent(x)}" for name, x in shadow.items() if isinstance(x, int | float))
+        return ", ".join(f"{name} {_percent(x)}" for name, x in shadow.items() if isinstance(x, float))
     return _percent(shadow) if isinstance(shadow, int | float) else str(shadow)
 
 
@@ -147,12 +147,32 @@ def _harness(run: Run) -> Iterable[str]:
         varied, score = escape(", ".join(step.axes)) or "–", "–" if step.score is None else f"{100 * step.score:.1f}"
         rows.append([f"<code>{step.hash}</code>", ("text long", escape(step.hypothesis.strip())), varied, score])
     yield _table(["harness", ("text", "hypothesis"), "varied", "best search score, %"], rows)
+    yield from _searched(arm, run.result.get("shadow"))
     if run.start is None:
         yield '<p class="note">The source of the first harness is no longer there, so there is no diff.</p>'
     elif run.start == arm.harness:
         yield "<p>It is the one that the run started from.</p>"
     else:
         yield f'<pre class="diff">{_diff(run.start, arm.harness)}</pre>'
+
+
+def _searched(arm: Arm, shadow: object) -> Iterable[str]:
+    """What each of an arm's searches scored, and how much of that is estimated to be luck."""
+    rows: list[list[Cell]] = []
+    for done in arm.searched:
+        again = "–" if done.confirmed is None else f"{100 * done.confirmed:.1f}"
+        score, luck = f"{100 * done.accepted_mean:.1f}", f"{100 * done.optimism:.1f}"
+        rows.append([escape(done.phase), ("text", f"<code>{escape(done.accepted)}</code>"), score, luck, again, "–"])
+    if not rows:
+        return
+    if isinstance(shadow, dict):
+        rows[-1][-1] = _interval(shadow["mean@1"], *shadow["ci95"])
+    heads: list[Cell] = ["search", ("text", "accepted"), "search score, %", "estimated optimism, points"]
+    yield _table([*heads, "under fresh seeds, %", "on shadow tasks, %"], rows)
+    yield (
+        '<p class="note">The best of many scores is partly luck. The optimism is the bootstrap\'s estimate (over tasks)'
+        " of how much too high the best score of the phase is.</p>"
+    )
 
 
 def _diff(old: str, new: str) -> str:

@@ -23,7 +23,7 @@ from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, evaluate, load_evaluation
 from whale_train.ledger import Ledger, Spent
-from whale_train.meta_harness.archive import Score
+from whale_train.meta_harness.archive import Archive, Score
 from whale_train.meta_harness.evaluate import score_shadow
 from whale_train.policies.base import Policy
 from whale_train.pool import Pool, pool
@@ -73,6 +73,9 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
         half = 1.96 * shadow.se
         ci95 = [max(0.0, shadow.mean - half), min(1.0, shadow.mean + half)]
         result["shadow"] = {"mean@1": shadow.mean, "ci95": ci95, "tasks": shadow.n}
+        archive = Archive(_arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
+        last = archive.rounds[-1]
+        result["search"] = {"mean@1": last.accepted_mean, "optimism": last.optimism, "confirmed": last.confirmed}
     folder.write_result(**result)
     write_report(folder.path)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -99,7 +99,11 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """A finished round of a phase. `note` says what went wrong with the proposer, if anything did."""
+    """A finished round of a phase. `note` says what went wrong with the proposer, if anything did.
+
+    `optimism` is by how much the highest mean so far is expected to be too high, `confirmed` the accepted harness's
+    mean under fresh seeds, None where it has not played with them.
+    """
 
     phase: str
     round: int
@@ -107,6 +111,8 @@ class Round(msgspec.Struct, frozen=True):
     accepted: str
     accepted_mean: float
     note: str = ""
+    optimism: float = 0.0
+    confirmed: float | None = None
 
 
 class Proposals(msgspec.Struct, frozen=True):
@@ -305,6 +311,11 @@ class Archive:
 def read_archive(folder: Path) -> Archive:
     """The archive in a folder, of whatever domain. Raises `UserError` for one that is broken."""
     return Archive(folder, read_json(folder / "archive.json", _Index).domain)
+
+
+def last_rounds(rounds: Iterable[Round]) -> list[Round]:
+    """The last round of each phase, in order: where the phase has come to."""
+    return list({done.phase: done for done in rounds}.values())
 
 
 def tree_hash(source: str) -> str:

@@ -33,6 +33,7 @@ from whale_train.meta_harness.audit import blind_findings, provenance_findings
 from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.nulls import NullTest
+from whale_train.meta_harness.optimism import estimated_optimism
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
@@ -151,7 +152,18 @@ class _Phase:
         self.progress.say(
             f"{name}: accepted {now} ({news}) at {score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks"
         )
-        self.archive.finish_round(Round(self.phase.key, number, tried, now, score.mean, "; ".join(filter(None, notes))))
+        self.archive.finish_round(
+            Round(
+                self.phase.key,
+                number,
+                tried,
+                now,
+                score.mean,
+                "; ".join(filter(None, notes)),
+                estimated_optimism(self.archive, key),
+                again.mean if (again := self.archive[now].scores.get(str(fresh(key)))) else None,
+            )
+        )
         return now
 
     def accept(self, accepted: str, name: str) -> str:
