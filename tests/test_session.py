@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from html import unescape
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 from harness_zoo import ASK, BODIES, FILES, in_one_file
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from toy_domain import Toy, toy_harness
 from whale_envs import Episode, HarnessEnv, Reply
 from whale_envs.contract import REPLIES, play, record, replies
 from whale_envs.episode import read_episodes, write_episodes
+from whale_envs.render import page
 
 
 def envs(source: str) -> list[HarnessEnv]:
@@ -112,3 +115,52 @@ def test_tool_calls_and_model_calls_are_given_to_a_reply_with_tool_calls() -> No
         records.append(record(episode))
         assert episode.answer == [[{"name": "f", "arguments": {"a": "\ufffd", "b": [1]}}], "length"]
     assert records[0] == records[1]
+
+
+EVERY_CALL = """
+def tried(call, *args, **kwargs):
+    try:
+        return call(*args, **kwargs)
+    except ValueError:
+        return None
+
+tried(tools.look, "a")
+tried(tools.look, 5)
+tried(tools.look, "a", colour="red")
+tried(tools.nothing, ["x"])
+yield Ask([user("well?")], stop=("\\n", "end"))
+tools.down()
+"""
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_every_tool_call_is_recorded_whatever_came_of_it(trusted: bool, tmp_path: Path) -> None:
+    env = HarnessEnv(Toy(), harness=toy_harness(EVERY_CALL, trusted))
+    episode = play(env, 1, iter(["x"]))
+    env.close()
+    assert [(c.name, c.after, bool(c.error), c.result is None) for c in episode.tool_calls] == [
+        ("look", 0, False, False),
+        ("look", 0, True, True),
+        ("look", 0, True, True),
+        ("nothing", 0, True, True),
+        ("down", 1, True, True),
+    ]
+    assert episode.failure is not None and episode.failure.message == episode.tool_calls[-1].error
+    assert episode.calls[0].stop == ("\n", "end")
+    write_episodes(tmp_path / "e.jsonl", [episode])
+    (read,) = read_episodes(tmp_path / "e.jsonl")
+    assert [c.error for c in read.tool_calls] == [c.error for c in episode.tool_calls] and read.calls == episode.calls
+    for shown in (read.transcript(), unescape(page(read))):
+        said = [
+            "look takes a word",
+            "got an unexpected keyword argument 'colour'",
+            "no tool 'nothing'",
+            "the tool is down",
+        ]
+        assert all(line in shown for line in said), shown
+
+
+def test_what_was_recorded_of_a_call_does_not_change_the_json_of_one_that_went_well() -> None:
+    episode = play(HarnessEnv(Toy(), harness=toy_harness()), 1, chain(["look"], replies(1)))
+    (call, *_) = episode.tool_calls
+    assert set(msgspec.to_builtins(call)) == {"name", "args", "kwargs", "result", "seconds", "after"}

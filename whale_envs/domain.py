@@ -64,6 +64,6 @@ class Domain(ABC):
 
 def format_followed(episode: Episode) -> bool:
     """Whether every reply was of use to the harness: it called a tool after it, or the last one gave the answer."""
-    used = {call.after for call in episode.tool_calls}
+    used = {call.after for call in episode.tool_calls if not call.error}
     last = len(episode.calls)
     return used.issuperset(range(1, last)) and (last in used or last == 0 or episode.answer is not None)

@@ -124,7 +124,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         if isinstance(self._outcome, Ask):
             ask = self._outcome
             messages = ask.messages.copy()
-            self.episode.calls.append(Call(messages, reply, ask.max_tokens, ask.tools, ask.template_kwargs))
+            self.episode.calls.append(Call(messages, reply, ask.max_tokens, ask.tools, ask.template_kwargs, ask.stop))
             self._advance(reply)
         if isinstance(self._outcome, Ask) and len(self.episode.calls) < self.max_asks and not self._world.over:
             return self._observation(), 0.0, False, False, self._info()

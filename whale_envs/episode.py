@@ -45,7 +45,15 @@ class Reply(msgspec.Struct, frozen=True):
     def said(self) -> str:
         """The text for people, with the calls that a service gives apart from it."""
         apart = self.tool_calls if "<tool_call>" not in self.text else []
-        return "\n".join([self.text, *(msgspec.json.encode(call).decode() for call in apart)])
+        return "\n".join([self.text, *map(_json, apart)])
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:120]}…"
 
 
 def _went_alike(one: msgspec.Struct, other: object) -> bool:
@@ -55,8 +63,11 @@ def _went_alike(one: msgspec.Struct, other: object) -> bool:
     )
 
 
-class ToolCall(msgspec.Struct, frozen=True, eq=False):
-    """A tool call that a harness made, after model call number `after` (0: before the first)."""
+class ToolCall(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
+    """A tool call that a harness made, after model call number `after` (0: before the first).
+
+    `error` is what the tool said in place of a result, which is None then: it refused the call, or failed at it.
+    """
 
     name: str
     args: list[Any]
@@ -64,9 +75,15 @@ class ToolCall(msgspec.Struct, frozen=True, eq=False):
     result: Any
     seconds: float
     after: int
+    error: str = ""
 
     def __eq__(self, other: object) -> bool:
         return _went_alike(self, other)
+
+    def written(self) -> str:
+        """The call as a harness writes it, with its arguments as JSON."""
+        given = [*map(_json, self.args), *(f"{name}={_json(value)}" for name, value in self.kwargs.items())]
+        return f"{self.name}({', '.join(given)})"
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,6 +94,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
+    stop: tuple[str, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
@@ -155,6 +173,7 @@ class Episode(msgspec.Struct, eq=False):
         """The episode as a person reads it: each message once, then answer and verdict; `waiting` as in `turns`."""
         lines = [f"task {self.task_id} · harness {self.harness} · seed {self.seed}"]
         for turn in self.turns(waiting):
+            lines += [f"[{c.name} failed] {_brief(c.written())}: {c.error}" for c in turn.tools if c.error]
             if turn.fresh:
                 lines.append("--- a fresh context ---")
             lines += [f"[{m['role']}] {m['content']}" for m in turn.messages]

@@ -92,18 +92,15 @@ def _reply(reply: Reply) -> str:
 
 
 def _tool(call: ToolCall) -> str:
-    given = [_json(a) for a in call.args] + [f"{name}={_json(a)}" for name, a in call.kwargs.items()]
-    head = f"{call.name}({', '.join(given)})"
+    head = call.written()
     shown = head if len(head) <= 120 else head[:120] + "…"
-    return (
-        f"<details><summary>tool: {_text(shown)}</summary><pre>{_text(head)}</pre>"
-        f"<pre>{_text(_json(call.result, 2))}</pre></details>"
-    )
+    said = f' <span class="wrong">{_text(call.error)}</span>' if call.error else ""
+    result = "" if call.error else f"<pre>{_text(_json(call.result))}</pre>"
+    return f"<details><summary>tool: {_text(shown)}{said}</summary><pre>{_text(head)}</pre>{result}</details>"
 
 
-def _json(value: Any, indent: int = 0) -> str:
-    data = msgspec.json.encode(value)
-    return (msgspec.json.format(data, indent=indent) if indent else data).decode()
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 class _Boards:

@@ -41,7 +41,6 @@ from whale_envs.tools.retrieval import Retriever
 HERE = Path(__file__).parent
 #: Most microseconds a step of h0 in process beyond the tool.
 TARGET = 30.0
-ILLEGAL = "<move>a1a1</move>"
 #: h0 of SearchQA, without end.
 LONG = """
 from whale_envs.harness import system, tag, tool, user
@@ -169,7 +168,7 @@ def script(name: str, task: Task) -> list[str]:
     if name == "math":
         return [f"<python>print({task.gold})</python>", f"So the answer is \\boxed{{{task.gold}}}."]
     if name == "chess":
-        return [ILLEGAL, *(f"<move>{uci}</move>" for uci in task.gold.line[::2])]
+        return ["<move>a1a1</move>", *(f"<move>{uci}</move>" for uci in task.gold.line[::2])]
     words = task.shown["question"].removeprefix("What is the ").removesuffix("?").split(" of ")
     return [f"<search>{words[-1]}</search>", f"<search>{words[0]}</search>", f"<answer>{task.gold[0]}</answer>"]
 
@@ -214,24 +213,19 @@ def one_by_one(
 
 def by_hand(harness: Harness, task: Task, record: whale_envs.Episode) -> float:
     """Seconds a step that a harness's own code takes: its generator, fed the recorded replies and results."""
-    results = iter([call.result for call in record.tool_calls])
-    refused = record.calls[0].reply.text == ILLEGAL
+    made = iter(record.tool_calls)
 
     class Recorded:
-        """Tools that give what they gave; the first move is refused again."""
+        """Tools that give what they gave, and refuse what they refused."""
 
         def __getattr__(self, name: str) -> Any:
-            return self.call if name != "move" else self.move
+            return self.call
 
         def call(self, *args: Any, **kwargs: Any) -> Any:
-            return next(results)
-
-        def move(self, move: Any) -> Any:
-            nonlocal refused
-            if refused:
-                refused = False
-                raise ToolUseError("not legal")
-            return next(results)
+            was = next(made)
+            if was.error:
+                raise ToolUseError(was.error)
+            return was.result
 
     run = Namespace(lambda text: None).load(harness.code, record.seed)
     episode = run(TaskView(task.shown), Recorded())

@@ -33,7 +33,7 @@ class Answer:
 
 
 class Toolbox:
-    """Calls a world's tools and records the calls.
+    """Calls a world's tools and records every call, those that are refused and those that fail among them.
 
     `raised` keeps what ends the episode whatever the harness makes of it: an `EpisodeError`, or a bug of ours. After
     the end it refuses what a harness still calls while it is closed.
@@ -60,30 +60,39 @@ class Toolbox:
         if self.raised is not None:
             raise self.raised
         self._since_ask += 1
+        kept, seconds, said = None, 0.0, "it was broken off"
         try:
             if self._since_ask > MAX_TOOL_CALLS:
                 raise EpisodeError("harness", f"made more than {MAX_TOOL_CALLS} tool calls between two model calls")
             tool = self.tools.get(name)
             if tool is None:
                 offered = ", ".join(sorted(self.tools)) or "none"
-                raise ToolUseError(f"no tool {name[:80]!r}: this domain offers {offered}")
+                name = clean(name[:80])
+                raise ToolUseError(f"no tool {name!r}: this domain offers {offered}")
             try:
                 check_arguments(tool, args, kwargs)
             except TypeError as error:
                 raise ToolUseError(f"{name}: {error}") from None
             start = time.perf_counter()
-            result = tool(*args, **kwargs)
-            seconds = time.perf_counter() - start
+            try:
+                result = tool(*args, **kwargs)
+            finally:
+                seconds = time.perf_counter() - start
             try:
                 kept, given = two_copies(result, f"the result of {name}")
             except ValueError as error:
                 raise EpisodeError("tool", str(error)) from None
+            said = ""
         except ToolUseError as error:
-            raise ToolUseError(clean(str(error))) from None
+            misuse = ToolUseError(clean(str(error)))
+            said = str(misuse) or "it was refused"
+            raise misuse from None
         except Exception as error:
+            said = clean(str(error)) or type(error).__name__
             self.raised = error
             raise
-        self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks))
+        finally:
+            self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks, said))
         return given
 
 

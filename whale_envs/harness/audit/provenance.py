@@ -33,8 +33,7 @@ def provenance(episode: Episode) -> Finding | None:
     """Why an episode's score is not the model's, None when it is (or when there is none)."""
     if episode.score <= 0.5:
         return None
-    moves = [c for c in episode.tool_calls if c.name == "move"]
-    if moves:
+    if any(c.name == "move" and not c.error for c in episode.tool_calls):
         reason = next(_unwritten_moves(episode), "")
     elif _comes_from(episode.answer, _sources(episode)):
         reason = ""
@@ -130,7 +129,7 @@ def _unwritten_moves(episode: Episode) -> Iterator[str]:
     legal: dict[str, str] = {}
     since = 0
     for call in episode.tool_calls:
-        if call.name == "move":
+        if call.name == "move" and not call.error:
             played = next((a for a in (*call.args, *call.kwargs.values()) if isinstance(a, str)), "")
             said = " ".join(_said(episode, at) for at in range(since, call.after))
             if not _named(_names_of(played, legal), said):
