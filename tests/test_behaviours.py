@@ -87,6 +87,98 @@ def test_chess_tells_illegal_moves_from_wrong_ones() -> None:
     assert not facts["illegal move"] and facts["moved"] and not facts["first move right"]
 
 
+NATIVE_CHESS = """
+from whale_envs.harness import Ask, user
+
+def run(task, tools):
+    while True:
+        board = tools.board()
+        reply = yield Ask([user(board.fen)], tools=[{"name": "move"}])
+        for call in reply.tool_calls or [{"arguments": {"move": reply.text}}]:
+            try:
+                tools.move(**call["arguments"])
+            except ValueError:
+                pass
+"""
+
+
+def test_a_chess_format_is_followed_when_moves_reach_the_board_however_a_harness_takes_them() -> None:
+    env = HarnessEnv("chess", harness=Harness(NATIVE_CHESS, "native", True), split="harness")
+    task = next(t for t in env.tasks if len(t.gold.line) == 1)
+    (mate,) = task.gold.line
+    for said in (mate, Reply("", tool_calls=[{"name": "move", "arguments": {"move": mate}}])):
+        facts = play(env, task, ["a1a1", said])
+        assert facts["format followed"] and facts["illegal move"] and facts["first move right"]
+    for said in ("hm", "<move>", "I would castle here", Reply("", tool_calls=[{"arguments": {"move": None}}])):
+        assert not play(env, task, [said, mate])["format followed"]
+    strong = HarnessEnv("chess", harness="strong", split="harness")
+    assert not play(strong, task, ["hm", f"<move>{mate}</move>"])["format followed"]
+    assert play(strong, task, [f"I think of {mate}"])["format followed"]  # it reads that, too
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_answer_is_shown_in_whatever_message_it_stands(role: str, fresh: bool) -> None:
+    source = f"""
+from whale_envs.harness import user
+
+def run(task, tools):
+    first = user(task.question)
+    reply = yield [first]
+    found = tools.search(reply.text)
+    shown = {{"role": "{role}", "content": found[0].text}}
+    reply = yield [first, shown] if {fresh} else [first, reply.message, shown]
+    return reply.text
+"""
+    env = HarnessEnv("search-qa", harness=Harness(source, trusted=True), split="harness")
+    task, query = one_hop(env)
+    facts = play(env, task, [query, task.gold[0]])
+    assert facts["answer shown"] and facts["extracted given shown"]
+
+
+def test_what_the_model_says_or_a_question_holds_was_not_found() -> None:
+    source = """
+from whale_envs.harness import user
+
+def run(task, tools):
+    reply = yield [user(task.question)]
+    try:
+        tools.search(reply.text, k=99)
+    except ValueError:
+        pass
+    tools.search("zzzz")
+    reply = yield [user(task.question), reply.message, user("nothing")]
+    reply = yield [user(task.question)]
+    return reply.text
+"""
+    env = HarnessEnv("search-qa", harness=Harness(source, trusted=True), split="harness")
+    world, _ = env.domain.world, env.reset(seed=0)
+    task = env.tasks[0]
+    task = Task(task.id, {"question": f"Is it {task.gold[0]}?"}, task.gold)
+    env.begin(task, 0)
+    for reply in (f"it is {task.gold[0]}", "hm"):
+        env.step(reply)
+    facts = env.step(task.gold[0])[4]["behaviours"]
+    assert facts["searched"] and not facts["answer shown"] and not facts["answer retrieved"]
+    assert world(task).tools  # the task is one of the domain's kind
+
+
+def test_a_search_that_was_refused_is_no_search_and_no_use() -> None:
+    source = """
+def run(task, tools):
+    reply = yield [{"role": "user", "content": task.question}]
+    try:
+        tools.search(reply.text, k=99)
+    except ValueError:
+        pass
+    yield [{"role": "user", "content": task.question}]
+"""
+    env = HarnessEnv("search-qa", harness=Harness(source, trusted=True), split="harness")
+    task, query = one_hop(env)
+    facts = play(env, task, [query, "x"])
+    assert not facts["searched"] and not facts["format followed"] and not facts["answer retrieved"]
+
+
 @pytest.mark.parametrize(
     ("calls", "tools_after", "answer", "followed"),
     [

@@ -11,7 +11,7 @@ import pytest
 import tiny_agent
 from judge_server import KEY, JudgeServer
 
-from whale_envs import Task, UserError, Verdict, World, domains, load_domain, load_harness, read_episodes
+from whale_envs import Task, UserError, Verdict, World, load_domain, load_harness, read_episodes
 from whale_train.cli import main
 from whale_train.config import TrainConfig
 from whale_train.evaluate import evaluate, load_evaluation
@@ -40,9 +40,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{judge.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        domains._loaded.cache_clear()  # a domain keeps its judge, and that its connection to another test's server
         yield judge
-        domains._loaded.cache_clear()
 
 
 def test_an_evaluation_knows_what_it_cost_and_its_episodes_add_up_to_it(server: JudgeServer, tmp_path: Path) -> None:

@@ -152,9 +152,15 @@ def test_a_search_that_is_not_offered_is_a_tool_use_error(query, k):
 
 def test_both_shapes_of_corpus_are_read_plain_and_gzipped(tmp_path):
     rows = [{"id": "1", "title": "T\n", "text": "words"}, {"id": 2, "contents": '"T"\nwords'}, {"contents": "bare"}]
+    rows += [{"id": None, "text": "none"}]
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(json.dumps(r) for r in rows).encode()))
-    assert list(read_corpus(path)) == [Passage("1", "T", "words"), Passage("2", "T", "words"), Passage("3", "bare", "")]
+    assert list(read_corpus(path)) == [
+        Passage("1", "T", "words"),
+        Passage("2", "T", "words"),
+        Passage("3", "bare", ""),
+        Passage("4", "", "none"),
+    ]
 
 
 @given(st.text().map(lambda t: " ".join(t.splitlines()).strip()), st.text())

@@ -37,9 +37,9 @@ __all__ = [
     "write_episodes",
 ]
 
-for _name, (_, _, _id) in DOMAINS.items():
+for _name, _place in DOMAINS.items():
     gymnasium.register(
-        id=_id,
+        id=_place.id,
         entry_point="whale_envs.env:HarnessEnv",
         vector_entry_point="whale_envs.vector:HarnessVectorEnv",
         kwargs={"domain": _name},

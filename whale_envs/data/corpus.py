@@ -21,7 +21,7 @@ def read_corpus(path: str | Path, raw: BufferedReader | None = None) -> Iterator
     for whoever watches its position. Raises `UserError` naming file and line for a row of another shape.
     """
     for number, row in read_jsonl(Path(path), EXPECTED, raw):
-        identity = str(row.get("id", number))
+        identity = str(number if row.get("id") is None else row["id"])
         if isinstance(row.get("contents"), str):
             yield from_contents(identity, row["contents"])
         elif isinstance(row.get("text"), str):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from whale_envs.data.kept import home, kept
 from whale_envs.data.reader import TaskReader, reader_of
 from whale_envs.data.splits import read_splits
 from whale_envs.episode import write_atomic
@@ -52,13 +53,19 @@ class Card(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
 
 
-def load_splits(domain: str, path: str | Path, reader: TaskReader | None = None) -> Splits:
+def load_splits(domain: str, path: str | Path, verifier: str = "") -> Splits:
     """The task sets of a domain from a prepared folder, or from files (see `whale_envs.data.splits.read_splits`).
 
-    `reader` stands in for the domain's own. Raises `UserError` for what cannot be used.
+    They hold what `verifier`, or the domain's own, can use. Raises `UserError` for what cannot be used.
     """
-    path, reader = Path(path).expanduser(), reader or reader_of(domain)
+    path, reader = home(path), reader_of(domain, verifier)
     return read_folder(reader, path) if (path / "card.json").exists() else read_splits(reader, path)
+
+
+@kept
+def kept_splits(path: Path, domain: str, verifier: str = "") -> Splits:
+    """What `load_splits` gives; read once, for as long as the files stay as they are."""
+    return load_splits(domain, path, verifier)
 
 
 def read_folder(reader: TaskReader, folder: Path) -> Splits:

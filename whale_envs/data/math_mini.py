@@ -253,6 +253,7 @@ def _write(rng: random.Random, clauses: tuple[Clause, ...], question: str) -> Pr
     return Problem(" ".join(text), clauses, tuple(lines), x)
 
 
+@functools.cache
 def mini_splits() -> Splits:
     """The shipped task sets, the same on every machine: 1,024 / 384 / 256 tasks, disjoint by content."""
     sets = {s: TaskSet([_task(p, s) for p in problems], f"mini math ({s})") for s, problems in mini_problems().items()}

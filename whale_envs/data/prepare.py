@@ -8,6 +8,7 @@ from pathlib import Path
 
 from whale_envs.data.folder import Card, Part, Source, read_card, read_folder, write_folder
 from whale_envs.data.hub import NOT_STATED, SETS, Hub, files_hash
+from whale_envs.data.kept import home
 from whale_envs.data.reader import Progress, Watch, reader_of
 from whale_envs.data.recipes import RECIPES, draw_from_hub
 from whale_envs.data.splits import HELD_OUT, deal, read_all, split_files
@@ -58,7 +59,7 @@ def prepare(
         splits, sources = draw_from_hub(domain, hub, seed, watch)
         recipe = RECIPES[domain]
     else:
-        splits, sources = _from_files(domain, Path(source).expanduser(), seed, watch)
+        splits, sources = _from_files(domain, home(source), seed, watch)
         recipe = FILES_RECIPE
     card = _card(domain, seed, recipe, sources, splits)
     write_folder(out, splits, card)
@@ -69,7 +70,7 @@ def hub_of(source: str, revisions: Mapping[str, str]) -> Hub | None:
     """The hub that a source names, None for one that names files. Raises `UserError` for revisions of files."""
     kind, _, mirror = source.partition(":")
     if kind == "hub" and not (mirror and revisions):
-        return Hub(Path(mirror).expanduser() if mirror else None, revisions)
+        return Hub(home(mirror) if mirror else None, revisions)
     if revisions:
         raise UserError(f"only --source hub has revisions to choose from, not {source}: leave them out")
     return None
@@ -92,7 +93,7 @@ def _kept(domain: str, source: str, out: Path, seed: int, hub: Hub | None) -> Ca
     if hub is not None:
         asked = [(f"{s.repo}/{s.files}", hub.revision(s)) for s in SETS[domain]]
     else:
-        asked = [(_names(part), files_hash(part)) for part in split_files(Path(source).expanduser()).values()]
+        asked = [(_names(part), files_hash(part)) for part in split_files(home(source)).values()]
     there = [(s.name, s.revision) for s in card.sources]
     # a branch's or tag's commit is on the hub: the card has what it was
     same = len(asked) == len(there) and all(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from whale_envs.data.files import Layout, Row, read_rows
 from whale_envs.errors import UserError
 from whale_envs.task import Task
@@ -61,7 +63,10 @@ class TaskReader(ABC):
 
     @abstractmethod
     def merge(self, tasks: Sequence[Task]) -> Task | None:
-        """One task for different rows with the same content, in the source's order; None when their answers differ."""
+        """One task for different rows with the same content; None when their answers differ.
+
+        They come in an order of their own, whatever the source's: the first may stand for all.
+        """
 
     def cell(self, row: Row, column: int) -> tuple[str, Any]:
         """The name and value of a needed column, by its place in `layout.columns`.
@@ -105,25 +110,32 @@ class TaskReader(ABC):
         return pool
 
     def _merge_all(self, pool: Pool, found: dict[str, list[tuple[str, Task]]], copies: Counter[str]) -> None:
-        ids: set[str] = set()
-        for key, same in found.items():
-            merged = self.merge([task for _, task in same]) if len(same) > 1 else same[0][1]
-            if merged is None:
+        merged = {key: self._merged([task for _, task in same]) for key, same in found.items()}
+        whose: dict[str, str] = {}  # of two contents with one id the lesser keeps it, in whatever order they came
+        for key, task in merged.items():
+            if task is not None:
+                whose[task.id] = min(key, whose.get(task.id, key))
+        for key, task in merged.items():
+            if task is None:
                 pool.dropped[CONFLICT] += copies[key]
-            elif merged.id in ids:
+            elif whose[task.id] != key:
                 pool.dropped[SAME_ID] += copies[key]
             else:
-                ids.add(merged.id)
-                pool.tasks[key], pool.where[key] = merged, same[0][0]
+                pool.tasks[key], pool.where[key] = task, found[key][0][0]
                 pool.dropped[DUPLICATE] += copies[key] - 1
         pool.dropped = +pool.dropped  # without the zeros
 
+    def _merged(self, same: list[Task]) -> Task | None:
+        return self.merge(sorted(same, key=msgspec.json.encode)) if len(same) > 1 else same[0]
+
 
 @functools.cache
-def reader_of(domain: str) -> TaskReader:
-    """The reader of a domain's rows."""
+def reader_of(domain: str, verifier: str = "") -> TaskReader:
+    """The reader of a domain's rows: of those that `verifier`, or the domain's own, can use."""
     from whale_envs.data.chess_lichess import PuzzleReader
-    from whale_envs.data.math_files import ProblemReader
+    from whale_envs.data.math_files import ExpressionReader, ProblemReader
     from whale_envs.data.search_files import QuestionReader
 
+    if verifier == "math-verify":
+        return ExpressionReader()
     return {r.domain: r for r in (QuestionReader(), ProblemReader(), PuzzleReader())}[domain]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from whale_envs.data.chess_lichess import puzzle_task
 from whale_envs.data.chess_mini import row_id, shipped
-from whale_envs.data.folder import load_splits
+from whale_envs.data.folder import kept_splits
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import unknown
-from whale_envs.harness.helpers import tag
 from whale_envs.task import Splits, Task, TaskSet
 from whale_envs.tools.board import Board
-from whale_envs.verifiers.chess_line import ChessGold, ChessLine
+from whale_envs.verifiers.chess_line import ChessGold, ChessLine, is_move
 
 
 class ChessPuzzles(Domain):
@@ -37,7 +37,7 @@ class ChessPuzzles(Domain):
             self.splits = _mini_splits()
             self.max_tokens = 32  # the longest useful reply of a mini world is about ten tokens
             return
-        self.splits = load_splits(self.name, dataset)
+        self.splits = kept_splits(dataset, self.name)
 
     def world(self, task: Task) -> ChessWorld:
         """See `Domain.world`."""
@@ -64,10 +64,12 @@ class ChessWorld(World):
         return self.line.verdict()
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
-        """See `World.behaviours`: every reply names a move in its tag, a move was refused, and so on."""
+        """See `World.behaviours`: a move, legal or not, came of every reply, a move was refused, and so on."""
         played = self.line.played
+        moves = (c for c in episode.tool_calls if c.name == "move")
+        brought = {c.after for c in moves if not c.error or any(map(is_move, (*c.args, *c.kwargs.values())))}
         return {
-            "format followed": all(tag(call.reply.text, "move") is not None for call in episode.calls),
+            "format followed": brought.issuperset(range(1, len(episode.calls) + 1)),
             "illegal move": self.board.illegal > 0,
             "moved": bool(played),
             "first move right": len(played) > 1 or self.line.status == "solved",
@@ -81,6 +83,7 @@ class ChessWorld(World):
         return self.gold.line[-1]
 
 
+@functools.cache
 def _mini_splits() -> Splits:
     def tasks(split: str) -> TaskSet:
         rows = (row for row in shipped() if row.split == split)

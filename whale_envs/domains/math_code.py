@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from whale_envs.data.folder import load_splits
-from whale_envs.data.math_files import ExpressionReader
+from whale_envs.data.folder import kept_splits
 from whale_envs.data.math_mini import mini_splits
 from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
@@ -67,7 +66,7 @@ class MathWorld(World):
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: an answer, boxed or not, an integer; code that ran or failed; a token cap."""
-        runs = [call.result.status for call in episode.tool_calls if call.name == "python"]
+        runs = [call.result.status for call in episode.tool_calls if call.name == "python" and not call.error]
         return {
             "format followed": format_followed(episode),
             "boxed answer found": any(boxed(call.reply.text) is not None for call in episode.calls),
@@ -104,11 +103,10 @@ class MathCode(Domain):
         self, dataset: str | Splits | None = None, run_code: RunCode | None = None, verifier: str = "integer"
     ) -> None:
         self.verifier, self._verify = verifier, math_verifier(verifier)
-        if dataset is None:
-            self.splits = mini_splits()
+        if isinstance(dataset, str):
+            self.splits = kept_splits(dataset, self.name, verifier)
         else:
-            reader = ExpressionReader() if verifier == "math-verify" else None
-            self.splits = load_splits(self.name, dataset, reader) if isinstance(dataset, str) else dataset
+            self.splits = mini_splits() if dataset is None else dataset
         timeout = MINI_TIMEOUT if dataset is None else TIMEOUT
         self._run_code = run_code or (
             lambda code, session: run_python(code, timeout=timeout, memory_mb=MEMORY_MB, session=session)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from whale_envs.data.folder import load_splits
+from whale_envs.data.folder import kept_splits
 from whale_envs.data.search_world import SearchWorld
 from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
-from whale_envs.task import Task
+from whale_envs.task import Splits, Task
 from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, LocalRetriever, Retriever, open_retriever
 from whale_envs.verifiers.choose import ShortAnswerVerifier, short_answer_verifier
 from whale_envs.verifiers.exact_match import normalise
@@ -38,18 +38,16 @@ class SearchQA(Domain):
 
     def __init__(self, dataset: str | SearchWorld | None = None, verifier: str = "exact-match") -> None:
         self.verifier, self._verify = verifier, short_answer_verifier(verifier)
-        if dataset is None:
-            dataset = SearchWorld(MINI_WORLD_SEED)
-        if isinstance(dataset, SearchWorld):
-            self.splits = dataset.splits()
-            self.retriever: Retriever = BM25Retriever.of(dataset.passages())
+        self.retriever: Retriever
+        if dataset is None or isinstance(dataset, SearchWorld):
+            self.splits, self.retriever = _bundled() if dataset is None else _opened(dataset)
             self.max_tokens = 64  # the longest useful reply of a mini world is about 30 tokens
         else:
             questions, _, corpus = dataset.partition(",corpus=")
             corpus, _, ranker = corpus.partition(",retriever=")
             if not corpus:
                 raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
-            self.splits = load_splits(self.name, questions)
+            self.splits = kept_splits(questions, self.name)
             self.retriever = open_retriever(corpus, ranker or BACKENDS[0])
         self.waits = not isinstance(self.retriever, LocalRetriever) or verifier.startswith("judge:")
 
@@ -73,15 +71,15 @@ class SearchQAWorld(World):
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
-        passages: list[Passage] = [p for call in episode.tool_calls for p in call.result]
-        shown = [m["content"] for turn in episode.turns() for m in turn.messages if m["role"] == "tool"]
+        searches = [call for call in episode.tool_calls if not call.error]
+        passages: list[Passage] = [p for call in searches for p in call.result]
         golds = [words for gold in self.golds if (words := _words(gold)).strip()]
         facts = {
             "format followed": format_followed(episode),
             "answered": isinstance(episode.answer, str),
-            "searched": bool(episode.tool_calls),
+            "searched": bool(searches),
             "answer retrieved": _stands(golds, [f"{p.title} {p.text}" for p in passages]),
-            "answer shown": _stands(golds, shown),
+            "answer shown": _stands(golds, _shown(episode)),
             "cap hit": episode.truncated,
         }
         for place in ("retrieved", "shown"):
@@ -92,6 +90,27 @@ class SearchQAWorld(World):
     def solve(self) -> Any:
         """The first gold answer."""
         return self.golds[0]
+
+
+def _shown(episode: Episode) -> Iterator[str]:
+    """What was put before the model once something was found, whoever is said to speak; not what it had seen before."""
+    found, before = False, set[str]()
+    for turn in episode.turns():
+        found = found or any(not call.error for call in turn.tools)
+        for message in turn.messages:
+            if not found:
+                before.add(message["content"])
+            elif message["role"] != "assistant" and message["content"] not in before:
+                yield message["content"]
+
+
+@functools.cache
+def _bundled() -> tuple[Splits, LocalRetriever]:
+    return _opened(SearchWorld(MINI_WORLD_SEED))
+
+
+def _opened(world: SearchWorld) -> tuple[Splits, LocalRetriever]:
+    return world.splits(), BM25Retriever.of(world.passages())
 
 
 def _stands(golds: Sequence[str], texts: Iterable[str]) -> bool:

@@ -18,6 +18,7 @@ import rank_bm25
 from numpy.typing import NDArray
 
 from whale_envs.data.corpus import read_corpus
+from whale_envs.data.kept import kept
 from whale_envs.errors import ToolUseError, UserError, unknown
 from whale_envs.harness.helpers import Passage
 from whale_envs.tools.retrieval_index import K1, B, Passages, Shard, StoredIndex, cached_index
@@ -159,7 +160,8 @@ def open_retriever(where: str, backend: str = BACKENDS[0]) -> Retriever:
     """The retriever over a corpus file, an index folder, or a server's URL.
 
     A corpus file is indexed once, into the user's cache, and is never held in memory whole; rank_bm25, which knows no
-    files, holds all passages. Raises `UserError` for what cannot be read or reached.
+    files, holds all passages. Who asks for the same file or folder again gets the same retriever, unless it was
+    changed. Raises `UserError` for what cannot be read or reached.
     """
     if backend not in BACKENDS:
         raise unknown("retriever", backend, BACKENDS)
@@ -169,7 +171,11 @@ def open_retriever(where: str, backend: str = BACKENDS[0]) -> Retriever:
         if backend != BACKENDS[0]:
             raise UserError(f"retriever={backend} with {where}: a server chooses its own; leave retriever= out")
         return RemoteRetriever(where)
-    path = Path(where)
+    return _opened(where, backend)
+
+
+@kept
+def _opened(path: Path, backend: str) -> LocalRetriever:
     if backend == "rank_bm25":
         return ReferenceRetriever(StoredIndex(path).passages if path.is_dir() else list(read_corpus(path)))
     return BM25Retriever.open(path if path.is_dir() else cached_index(path))

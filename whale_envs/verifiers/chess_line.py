@@ -87,6 +87,12 @@ def best_defence(board: chess.Board, n: int) -> chess.Move:
     return min(counted)[2]
 
 
+def is_move(text: object) -> bool:
+    """Whether something is written as a move, in UCI or SAN, legal or not."""
+    san = text.strip().rstrip("!?") if isinstance(text, str) else ""
+    return bool(_CASTLING.fullmatch(san) or chess.SAN_REGEX.match(san) or chess.SAN_REGEX.match(san.lower()))
+
+
 def parse_move(board: chess.Board, text: object) -> chess.Move:
     """The legal move that `text` names in UCI or SAN; `ValueError` says what is wrong with it.
 
