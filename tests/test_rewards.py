@@ -63,6 +63,23 @@ def test_short_answers(name, gold):
     assert score(f1_reward, ANSWERS, **golds) == pytest.approx([1, 2 / 3, 0, 0, 0, 1, 0, 0])
 
 
+def test_no_answer_begins_in_one_message_and_ends_in_another():
+    def split(start, end):
+        said = [("assistant", start), ("tool", "found"), ("assistant", end)]
+        return [{"role": role, "content": text} for role, text in said]
+
+    chats = [
+        split("<answer>Paris", "</answer>"),
+        split("<answer>Paris</answer>", "so it is"),
+        split("<answer>Rome</answer>", "<answer>Paris</answer>"),
+        split("<answer>Paris</answer>", "<answer>"),
+    ]
+    assert exact_match_reward(prompts=[""] * 4, completions=chats, gold=["Paris"] * 4) == [0, 1, 1, 1]
+    chats = [split(r"\boxed{25", "}"), split(r"\boxed{25}", "that"), split(r"\boxed{7}", r"\boxed{25}")]
+    for reward in (integer_reward, math_equivalent_reward):
+        assert reward(prompts=[""] * 3, completions=chats, gold=["25"] * 3) == [0, 1, 1]
+
+
 @pytest.mark.parametrize("gold", ["25", 25, "025", "So $5^2$ is #### 25", r"We get $\boxed{25}$."])
 @pytest.mark.parametrize("name", ["gold", "answer", "ground_truth", "solution"])
 def test_boxed_integers(name, gold):

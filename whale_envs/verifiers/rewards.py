@@ -75,7 +75,7 @@ def chess_line_reward(prompts: Sequence[Any], completions: Sequence[Any], **colu
 
 def short_answers(completions: Sequence[Any]) -> list[str | None]:
     """The short answer of each completion, None for one without."""
-    return [tag("\n".join(_texts(c)), "answer") for c in completions]
+    return [_last(lambda text: tag(text, "answer"), completion) for completion in completions]
 
 
 def short_golds(columns: Mapping[str, Any]) -> list[list[str]]:
@@ -109,7 +109,7 @@ def _boxed(
     scores = []
     for row, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
         try:
-            scores.append(verifier(boxed("\n".join(_texts(completion))), _stated(gold)).score)
+            scores.append(verifier(_last(boxed, completion), _stated(gold)).score)
         except ValueError as error:
             raise UserError(f"row {row} of column {name!r}: {error}") from None
     return scores
@@ -161,6 +161,11 @@ def _texts(completion: Any) -> list[str]:
     if isinstance(completion, str):
         return [completion]
     return [_content(message) for message in completion if message["role"] == "assistant"]
+
+
+def _last(read: Callable[[str], str | None], completion: Any) -> str | None:
+    """What is read from the last text that has it: no answer begins in one message and ends in another."""
+    return next((found for text in reversed(_texts(completion)) if (found := read(text)) is not None), None)
 
 
 def _content(message: Mapping[str, Any]) -> str:
