@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -12,12 +13,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import CodeType
 
 import pytest
 from sandbox_place import filtered
 
-from whale_envs.sandbox import Pool
-from whale_envs.sandbox.child import Child
+from whale_envs.sandbox import Pool, isolation, launch
+from whale_envs.sandbox.archive import Archive
+from whale_envs.sandbox.child import Child, _paths, _without_paths
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 
@@ -149,11 +152,97 @@ def _descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def _zygote() -> int:
+def _runs(pid: int) -> bool:
+    """Whether a process is there, and not only to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _zygote(pool: Pool = POOL) -> int:
     """The zygote itself, below whatever bubblewrap starts."""
-    pid = [POOL._zygote.pid, *_descendants(POOL._zygote.pid)][-1]
+    pid = [pool._zygote.pid, *_descendants(pool._zygote.pid)][-1]
     assert b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid
+
+
+def test_output_counts_as_cut_when_something_of_it_is_missing():
+    whole = run("import os\nos.write(1, b'x' * 65536)\nNone")
+    assert (whole.status, whole.stdout, whole.stderr) == ("ok", "x" * 65536, "")
+    cut = run("import os\nos.write(1, b'x' * 65536)\nos.write(1, b'y')\nNone")
+    assert (cut.status, cut.stdout) == ("output", "x" * 65536)
+
+
+def test_a_zygote_that_hangs_costs_the_caller_some_seconds_and_no_job(monkeypatch):
+    monkeypatch.setattr(launch, "HUNG_SECONDS", 1.0)
+    pool = Pool()
+    pool.run("1", 20.0, 64)
+    stuck = pool._zygote
+    started = [stuck.pid, *_descendants(stuck.pid)]
+    os.kill(started[-1], signal.SIGSTOP)
+    assert pool.run("2", 1.0, 64).stdout == "2\n" and pool._zygote is not stuck
+    assert not [pid for pid in started if _runs(pid)], "what hangs is ended"
+    pool.close()
+
+
+def test_a_zygote_that_hangs_while_a_job_runs_is_given_up(monkeypatch):
+    monkeypatch.setattr(launch, "HUNG_SECONDS", 1.0)
+    pool = Pool()
+    pool.run("1", 20.0, 64)
+    zygotes = [_zygote(pool), None]
+    stop = threading.Timer(0.5, lambda: os.kill(zygotes[0], signal.SIGSTOP))
+    stop.start()
+    assert pool.run("import time\ntime.sleep(1)\n3", 3.0, 64).stdout == "3\n"
+    stop.join()
+    pool.close()
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_a_zygote_that_finds_no_descriptor_leaves_none_open(left):
+    code = (
+        "import os, resource\nfrom whale_envs.sandbox import Pool, tier\n"
+        "spare = [os.dup(0) for _ in range(12)]\n"  # the zygote's are moved up to 10 and above
+        "tier(); before = sorted(os.listdir('/proc/self/fd'))\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + {left}, 9999))\n"
+        "try: Pool().run('1', 20.0, 64)\nexcept OSError as error: print(error.strerror)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (999, 9999))\n"
+        "print(sorted(os.listdir('/proc/self/fd')) == before)"
+    )
+    out, err = _script(code).communicate(timeout=120)
+    assert out.splitlines() == ["Too many open files", "True"] and "ResourceWarning" not in err, (out, err)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")
+def test_jobs_of_different_zygotes_are_different_users():
+    bases = set()
+    for _ in range(3):
+        pool = Pool()
+        bases.add(int(pool.run("import os\nos.getuid() - os.getpid()", 20.0, 64).stdout))
+        pool.close()
+    assert len(bases) > 1
+
+
+def test_messages_name_no_folder_of_a_person(monkeypatch):
+    monkeypatch.setattr(isolation, "PACKAGES", Path("/home/ada/.local/lib/python3.11/site-packages"))
+    _paths.cache_clear()
+    said = _without_paths("/home/ada/.local/lib/python3.11/site-packages/sympy/core.py")
+    _paths.cache_clear()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert said == f"/python/lib/python{version}/site-packages/sympy/core.py"
+
+
+def test_imported_code_names_the_file_that_it_was_found_as(tmp_path, monkeypatch):
+    package = tmp_path / "built_elsewhere"
+    package.mkdir()
+    source = package / "__init__.py"
+    source.write_text("class A:\n    def f(self):\n        return lambda: 1\n")
+    py_compile.compile(str(source), dfile="/home/ada/build/__init__.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = [Archive(["built_elsewhere"]).get_code("built_elsewhere")]
+    for outer in code:
+        code += [inner for inner in outer.co_consts if isinstance(inner, CodeType)]
+    assert len(code) == 4 and {c.co_filename for c in code} == {str(source)}
 
 
 def test_nothing_outlives_a_killed_caller():

@@ -3,8 +3,8 @@
 See README.md in this directory for what is contained and what is not.
 """
 
-from whale_envs.sandbox.isolation import ENVIRONMENT, allow_unsafe, command, is_unsafe, tier
+from whale_envs.sandbox.isolation import allow_unsafe, is_unsafe, tier
 from whale_envs.sandbox.pool import Pool
 from whale_envs.sandbox.session import Session
 
-__all__ = ["ENVIRONMENT", "Pool", "Session", "allow_unsafe", "command", "is_unsafe", "tier"]
+__all__ = ["Pool", "Session", "allow_unsafe", "is_unsafe", "tier"]

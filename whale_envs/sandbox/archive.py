@@ -29,12 +29,12 @@ class Archive(MetaPathFinder, InspectLoader):
     """Finds and loads the modules of the standard library and of `packages` from memory."""
 
     def __init__(self, packages: Sequence[str]) -> None:
-        self._where: dict[str, tuple[int, int, bool]] = {}  # module: offset, length, whether a package
+        self._where: dict[str, tuple[int, int, bool, str]] = {}  # module: offset, length, whether a package, its file
         fd = os.memfd_create("archive")
         with open(fd, "wb", closefd=False) as file:
             for name, path, is_package in _modules(packages):
                 code = _byte_code(path)
-                self._where[name] = (file.tell(), len(code), is_package)
+                self._where[name] = (file.tell(), len(code), is_package, str(path))
                 file.write(code)
         self._bytes = mmap.mmap(fd, 0, prot=mmap.PROT_READ)  # MAP_SHARED: a fork copies no page table for it
         os.close(fd)
@@ -48,10 +48,10 @@ class Archive(MetaPathFinder, InspectLoader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=self._where[fullname][2])
 
     def get_code(self, fullname: str) -> CodeType:
-        """The module's code."""
-        offset, length, _ = self._where[fullname]
+        """The module's code. It names the file that it was found as, wherever it was compiled."""
+        offset, length, _, path = self._where[fullname]
         code: CodeType = marshal.loads(self._bytes[offset : offset + length])
-        return code
+        return code if code.co_filename == path else _named(code, path)
 
     def get_source(self, fullname: str) -> None:
         """No source is kept."""
@@ -83,6 +83,11 @@ def _below(prefix: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
         elif not suffix and os.path.isfile(os.path.join(entry.path, "__init__.py")):
             yield prefix + stem, Path(entry.path, "__init__.py"), True
             yield from _below(f"{prefix}{stem}.", Path(entry.path))
+
+
+def _named(code: CodeType, path: str) -> CodeType:
+    inner = (_named(value, path) if isinstance(value, CodeType) else value for value in code.co_consts)
+    return code.replace(co_filename=path, co_consts=tuple(inner))
 
 
 def _byte_code(path: Path) -> bytes:

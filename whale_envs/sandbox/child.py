@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from whale_envs.harness.helpers import ExecResult
+from whale_envs.sandbox import isolation, launch
 from whale_envs.sandbox.launch import SandboxError, ZygoteEnded, ZygoteProcess
 
 OUTPUT_BYTES = 64 * 1024  # of standard output and standard error each
@@ -49,11 +50,12 @@ class Child:
                 self._err, their_err = self._pipe(theirs)
                 self._status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self.resources.enter_context(self._status)
+                self._status.settimeout(launch.HUNG_SECONDS)
                 theirs.enter_context(their_status)
                 asked = {"memory_mb": memory_mb, "cpu_seconds": cpu_seconds, "session": session}
                 fds = [source, their_out, their_err, their_status.fileno()]
                 socket.send_fds(zygote.control, [json.dumps(asked).encode()], fds)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close()
             raise ZygoteEnded from None
         except BaseException:
@@ -92,10 +94,13 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def hear(self) -> None:
-        """Wait for one message of the zygote, or of the child while it does not run the source yet."""
+        """Wait for one message of the zygote, or of the child while it does not run the source yet.
+
+        Raises `ZygoteEnded` when it is gone or does not answer, `SandboxError` when it could not do what was asked.
+        """
         try:
             message, fds, _, _ = socket.recv_fds(self._status, 4096, 1)
-        except ConnectionResetError:
+        except (ConnectionResetError, TimeoutError):
             raise ZygoteEnded from None
         kind = message[:1]
         if kind == b"P":
@@ -119,7 +124,8 @@ class Child:
     def follow(self, timeout: float, replies: socket.socket | None = None) -> bytes:
         """Read what it writes until it has ended, killing it at its deadline or when it writes too much.
 
-        Returns the byte that came on `replies`, after which it goes on living, or nothing: it has ended.
+        Returns the byte that came on `replies`, after which it goes on living, or nothing: it has ended. Raises
+        `ZygoteEnded` when its end is not reported in time.
         """
         reply = b""
         streams = {self._out: self.output[0], self._err: self.output[1]}
@@ -130,6 +136,8 @@ class Child:
             poller.register(replies, select.POLLIN)
         while self.exit is None:
             left = timeout - (time.perf_counter() - self.started)
+            if left <= -launch.HUNG_SECONDS:
+                raise ZygoteEnded
             if left <= 0:
                 self.kill("timeout")
             for fd, _ in poller.poll(1000.0 if self.killed else max(1.0, left * 1000)):
@@ -160,8 +168,9 @@ class Child:
             data = os.read(fd, 65536)
         except BlockingIOError:
             return False
-        stream += data[: OUTPUT_BYTES - len(stream)]
-        if len(stream) >= OUTPUT_BYTES and data:
+        room = OUTPUT_BYTES - len(stream)
+        stream += data[:room]
+        if len(data) > room:
             self.kill("output")
             self.killed = self.killed or "output"
         return bool(data)
@@ -200,8 +209,13 @@ def _end(pidfd: int, owner: int) -> None:
 
 @functools.cache
 def _paths() -> list[tuple[str, str]]:
-    roots = {sys.prefix: "/python", sys.base_prefix: "/python", str(_PACKAGE): "/whale_envs"}
-    return sorted(((path, name) for path, name in roots.items() if path != "/usr"), key=lambda p: -len(p[0]))
+    site = f"/python/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    roots = {str(isolation.PACKAGES): site, sys.prefix: "/python", sys.base_prefix: "/python"}
+    roots[str(_PACKAGE)] = "/whale_envs"
+    return sorted(
+        ((path, name) for path, name in roots.items() if path != "/usr"),
+        key=lambda p: -len(p[0]),
+    )
 
 
 def _without_paths(text: str) -> str:

@@ -1,6 +1,6 @@
 """Which layers this machine offers, found by trying them; what to do where too few are there.
 
-A: bubblewrap + Landlock + seccomp + rlimits. B: the same without bubblewrap. C: seccomp + rlimits.
+A: Landlock + seccomp + rlimits, and bubblewrap around the code tool. B: without bubblewrap. C: seccomp + rlimits.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ ENVIRONMENT = {
 #: directory, and not where a user installed for himself (`-s`).
 _NUMPY = importlib.util.find_spec("numpy")
 assert _NUMPY is not None and _NUMPY.origin is not None
-_PACKAGES = Path(_NUMPY.origin).parent.parent
-if not _PACKAGES.is_relative_to(sys.prefix):
-    ENVIRONMENT["PYTHONPATH"] = str(_PACKAGES)
+PACKAGES = Path(_NUMPY.origin).parent.parent
+if not PACKAGES.is_relative_to(sys.prefix):
+    ENVIRONMENT["PYTHONPATH"] = str(PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Isolation:
     def __str__(self) -> str:
         landlock = f"Landlock (ABI {self.landlock_abi})"
         return {
-            "A": f"A: bubblewrap, {landlock}, seccomp, rlimits",
+            "A": f"A: {landlock}, seccomp, rlimits; code tool in bubblewrap too",
             "B": f"B: {landlock}, seccomp, rlimits; no bubblewrap ({self.missing})",
             "C": f"C: seccomp, rlimits; no Landlock in this kernel ({self.missing})",
             "none": f"none: {self.missing}",
@@ -160,7 +160,7 @@ def _bubblewrap(bwrap: str, own_user: bool) -> list[str]:
     """System libraries, the interpreter and this package's processes, read-only; nothing else, and no network."""
     package = Path(__file__).parent.parent
     shown = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
-    shown += [str(_PACKAGES)]
+    shown += [str(PACKAGES)]
     shown += [str(package / "sandbox"), str(package / "harness")]
     result = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     result += ["--unshare-user"] if own_user else []

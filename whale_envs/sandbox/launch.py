@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from whale_envs.sandbox import isolation, layers
 
+#: Seconds for a zygote to answer, and past a deadline to report an end; one that is stopped or hangs does neither.
+HUNG_SECONDS = 20.0
 START_SECONDS = 300.0  # importing sympy takes three, and forty on a machine that is busy with other things
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 _HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # one page table entry for 2 MB
@@ -35,16 +38,22 @@ class ZygoteProcess:
     def __init__(self, preload: Sequence[str], packages: Sequence[str], huge_pages: bool, prepare: str) -> None:
         found = isolation.require()
         self.unsafe = not found.seccomp
-        rules = layers.no_rights() if found.seccomp else -1
-        ours = {"own_user": found.own_user, "seccomp": found.seccomp.hex(), "landlock": rules >= 0}
-        config = {"preload": preload, "packages": packages, "prepare": prepare, **ours}
-        command = isolation.command(_ZYGOTE, json.dumps(config))
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.pidfd_open(os.getpid())
-        # moved out of the way of the numbers that the zygote expects them at
-        given = [fd for fd in (theirs.fileno(), parent, rules) if fd >= 0]
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in given]
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as given:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(self.control)
+            given.enter_context(theirs)
+            passed = [theirs.fileno(), os.pidfd_open(os.getpid())]
+            given.callback(os.close, passed[1])
+            if found.seccomp and (rules := layers.no_rights()) >= 0:
+                given.callback(os.close, rules)
+                passed.append(rules)
+            high = []  # out of the way of the numbers that the zygote expects them at
+            for fd in passed:
+                high.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10))
+                given.callback(os.close, high[-1])
+            confinement = {"own_user": found.own_user, "seccomp": found.seccomp.hex(), "landlock": len(passed) == 3}
+            config = {"preload": preload, "packages": packages, "prepare": prepare, **confinement}
+            command = isolation.command(_ZYGOTE, json.dumps(config))
             self.pid = os.posix_spawn(
                 command[0],
                 command,
@@ -56,10 +65,7 @@ class ZygoteProcess:
                 ],
                 setsid=True,  # Ctrl-C is for the caller
             )
-        finally:
-            theirs.detach()
-            for fd in (*given, *high):
-                os.close(fd)
+            ours.pop_all()
         self.control.settimeout(START_SECONDS)
         try:
             said = self.control.recv(64)
@@ -68,7 +74,7 @@ class ZygoteProcess:
         if said != b"ready":
             self.close()
             raise SandboxError(f"the sandbox process did not start ({isolation.tier()}); its message is above")
-        self.control.settimeout(None)
+        self.control.settimeout(HUNG_SECONDS)
 
     def close(self) -> None:
         """Close the control socket, on which the process leaves with all its children, and reap it."""
@@ -81,7 +87,7 @@ class ZygoteProcess:
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
             if not poller.poll(5000):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)  # what is inside bubblewrap too; not reaped, so the number is its
             os.waitpid(self.pid, 0)
         except ChildProcessError:  # reaped by somebody else's wait
             pass

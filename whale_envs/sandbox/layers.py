@@ -35,7 +35,9 @@ ALLOWED = (
 
 THREADS = 64  # at most, where the kernel counts them for this job alone (a user or a user namespace of its own)
 DESCRIPTORS = 64
-_JOB_UIDS = 0x5A000000  # a user id per job, so that no two jobs share one; nobody's (65534) where it is not mapped
+#: A user id per job, so that no two jobs share one: the process id, above a number that each `Confinement` draws, since
+#: process ids start anew in each bubblewrap. Nobody's (65534) where it is not mapped.
+_JOB_UIDS, _PID_BITS, _DRAWN = 0x5A000000, 22, 512
 _NOBODY = 65534
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
@@ -78,6 +80,7 @@ class Confinement:
         self._filter = _Program(len(self._program) // 8, self._program)
         self._rules = no_rights() if rules is None else rules
         self.limits = Limits()
+        self._users = _JOB_UIDS + (int.from_bytes(os.urandom(2), "big") % _DRAWN << _PID_BITS)
 
     def apply(
         self, keep: Collection[int], memory_mb: int, cpu_seconds: int, own_user: bool = False, parent: int | None = None
@@ -96,7 +99,7 @@ class Confinement:
         """
         try:
             self.limits.apply({*keep, self._rules}, memory_mb, cpu_seconds)
-            if _drop_user() or own_user:
+            if _drop_user(self._users + os.getpid()) or own_user:
                 resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
             if parent is not None:  # after the change of user, which would clear it
                 self._check(self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
@@ -230,15 +233,15 @@ def _lowered(what: int, value: int) -> tuple[int, int]:
     return value, value
 
 
-def _drop_user() -> bool:
-    """Become an unprivileged user if this process is root and may; whether it did.
+def _drop_user(own: int) -> bool:
+    """Become an unprivileged user, `own` where it is mapped, if this process is root and may; whether it did.
 
     Root without the capability to change user (some containers) stays what it is: the filter has no call for which
     being root matters.
     """
     if os.geteuid() != 0:
         return False
-    for uid in (_JOB_UIDS + os.getpid(), _NOBODY):
+    for uid in (own, _NOBODY):
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
