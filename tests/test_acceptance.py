@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from search_runs import H0, SEED, RoundProposer, files, run
+from search_runs import H0, SEED, files, rewording, run
 
 from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
@@ -19,6 +19,7 @@ from whale_train.meta_harness.acceptance import choose, fresh, sign_test
 from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.base import Proposal
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
@@ -66,11 +67,6 @@ def test_best_takes_the_highest_mean_and_paired_asks_for_evidence(tmp_path: Path
     assert choose(archive, key, old.hash) == new.hash, "but for fewer turns"
 
 
-def rewording(word: str) -> Proposal:
-    """A harness that differs from h0 by a word before the question, which tells a policy which one it is."""
-    return Proposal(H0.source.replace("Question:", f"{word} question:"), f"{word}.", (H0.hash,))
-
-
 LUCKY, GOOD, BETTER = rewording("Lucky"), rewording("Good"), rewording("Better")
 
 
@@ -95,17 +91,17 @@ def policy(domain: Domain) -> ScriptedPolicy:
     return ScriptedPolicy(answer, "policy")
 
 
-def paired(domain: Domain, folder: Path, *asks: list[Proposal]) -> tuple[Harness, Archive, list[str]]:
-    accepted, _, told = run(domain, folder, RoundProposer(*asks), CONFIG, policy(domain))
+def paired(domain: Domain, folder: Path, *proposals: Proposal) -> tuple[Harness, Archive, list[str]]:
+    accepted, _, told = run(domain, folder, ScriptedProposer(*proposals), CONFIG, policy(domain))
     return accepted, Archive(folder / "archive", "search-qa"), told.lines
 
 
 def test_luck_under_the_searchs_seeds_is_accepted_by_best_and_not_by_paired(domain: Domain, tmp_path: Path) -> None:
     best, _, _ = run(
-        domain, tmp_path / "best", RoundProposer([LUCKY]), SearchConfig(1, 1, 12, refills=0), policy(domain)
+        domain, tmp_path / "best", ScriptedProposer(LUCKY), SearchConfig(1, 1, 12, refills=0), policy(domain)
     )
     assert best.hash == Harness(LUCKY.source).hash
-    accepted, archive, said = paired(domain, tmp_path / "paired", [LUCKY], [])
+    accepted, archive, said = paired(domain, tmp_path / "paired", LUCKY)
     assert accepted.hash == H0.hash
     assert any("not confirmed under fresh seeds" in line for line in said)
     key = archive.phase.score_key  # type: ignore[union-attr]
@@ -116,7 +112,7 @@ def test_luck_under_the_searchs_seeds_is_accepted_by_best_and_not_by_paired(doma
 
 
 def test_what_is_better_is_confirmed_and_a_round_pays_for_one_rival(domain: Domain, tmp_path: Path) -> None:
-    accepted, archive, said = paired(domain, tmp_path, [LUCKY, GOOD], [BETTER])
+    accepted, archive, said = paired(domain, tmp_path, LUCKY, GOOD, BETTER)
     assert [r.accepted for r in archive.rounds] == [H0.hash, Harness(BETTER.source).hash]
     assert accepted.hash == Harness(BETTER.source).hash
     again = str(fresh(archive.phase.score_key))  # type: ignore[union-attr]
@@ -128,7 +124,7 @@ def test_what_is_better_is_confirmed_and_a_round_pays_for_one_rival(domain: Doma
 
 def test_an_accepted_harness_is_not_left_for_one_that_is_a_little_better(domain: Domain, tmp_path: Path) -> None:
     little = rewording("Other")
-    accepted, archive, _ = paired(domain, tmp_path, [little, GOOD], [])
+    accepted, archive, _ = paired(domain, tmp_path, little, GOOD)
     assert accepted.hash == Harness(GOOD.source).hash
     again = str(fresh(archive.phase.score_key))  # type: ignore[union-attr]
     assert again not in archive[Harness(little.source).hash].scores, "no evidence, no second look, no rollouts"
@@ -169,7 +165,7 @@ def kill_at_every_write(
 def test_killed_at_any_write_it_confirms_the_same_ones_and_nothing_is_played_twice(
     domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill_at_every_write(lambda folder: paired(domain, folder, [LUCKY, GOOD], [BETTER]), tmp_path, monkeypatch, every=17)
+    kill_at_every_write(lambda folder: paired(domain, folder, LUCKY, GOOD, BETTER), tmp_path, monkeypatch, every=17)
 
 
 def test_the_command_line_takes_both_and_says_what_is_wrong() -> None:
@@ -184,6 +180,6 @@ def test_the_command_line_takes_both_and_says_what_is_wrong() -> None:
 
 def test_a_search_plans_for_what_it_may_have_to_confirm(domain: Domain, tmp_path: Path) -> None:
     planned = config.SearchConfig(rounds=2, candidates=2, tasks=12, acceptance="paired")
-    paired(domain, tmp_path, [LUCKY, GOOD], [BETTER])
+    paired(domain, tmp_path, LUCKY, GOOD, BETTER)
     most = planned_rollouts(phases(planned, "harness-only", domain), costs(planned, domain))
     assert most - CONFIG.tasks == Ledger(tmp_path / "ledger.jsonl").rollouts(), "but for a candidate not handed in"

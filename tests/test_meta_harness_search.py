@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from scripted_agents import searcher
-from search_runs import CONFIG, H0, ListProposer, Told, files, run
+from search_runs import CONFIG, H0, Told, files, run
 
 from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
@@ -24,6 +24,7 @@ from whale_train.meta_harness.evaluate import score_shadow, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.proposers.base import Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
@@ -109,7 +110,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def played(domain: Domain, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     folder = tmp_path_factory.mktemp("played")
-    run(domain, folder, ListProposer(), SearchConfig(rounds=1, tasks=6, refills=0, backoff=0))
+    run(domain, folder, ScriptedProposer(), SearchConfig(rounds=1, tasks=6, refills=0, backoff=0))
     return Archive(folder / "archive", "search-qa")
 
 
@@ -144,7 +145,7 @@ def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_
     monkeypatch.setattr(search_module, "gate", lambda *args: [])
     cheat = H0.source.replace("        query = tag", f"{CHEAT}        query = tag")
     config = SearchConfig(rounds=1, candidates=1, tasks=24, backoff=0)
-    accepted, _, told = run(domain, tmp_path, ListProposer([Proposal(cheat, "Reads.", (H0.hash,))]), config)
+    accepted, _, told = run(domain, tmp_path, ScriptedProposer(Proposal(cheat, "Reads.", (H0.hash,))), config)
     archive = Archive(tmp_path / "archive", "search-qa")
     key = str(archive.phase.score_key)  # type: ignore[union-attr]
     caught = archive[Harness(cheat).hash]
@@ -155,7 +156,7 @@ def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_
     assert archive.rounds[0].tried[0].gate == caught.gate and archive.rounds[0].tried[0].mean == caught.scores[key].mean
     assert any("refused, provenance" in line for line in told.lines)
     before = files(tmp_path)
-    run(domain, tmp_path, ListProposer(), config)
+    run(domain, tmp_path, ScriptedProposer(), config)
     assert files(tmp_path) == before
 
 
@@ -166,7 +167,7 @@ def test_a_candidate_that_scores_without_the_model_is_not_accepted(domain: Domai
     parrot = ScriptedPolicy(lambda r: f"<answer>{r.ask.messages[-1]['content'].rpartition(': ')[2]}</answer>", "parrot")
     accepted = search(
         parrot, domain, H0, SearchConfig(rounds=1, candidates=1, tasks=64, backoff=0), archive,
-        ListProposer([Proposal(dictates, "Tells.", (H0.hash,))]), Ledger(tmp_path / "l"), told, 3, "search",
+        ScriptedProposer(Proposal(dictates, "Tells.", (H0.hash,))), Ledger(tmp_path / "l"), told, 3, "search",
     )  # fmt: skip
     caught = archive[Harness(dictates).hash]
     assert archive.rounds[0].tried[0].mean is not None and archive.rounds[0].tried[0].mean > 0.9
@@ -179,7 +180,7 @@ def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Do
     bad = Proposal(REFUSED["does not parse"], "Shorter.", (H0.hash,))
     good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
     config = SearchConfig(rounds=1, candidates=1, tasks=6, refills=1, backoff=0)
-    _, _, told = run(domain, tmp_path, ListProposer([bad], [good]), config)
+    _, _, told = run(domain, tmp_path, ScriptedProposer(bad, good), config)
     archive = Archive(tmp_path / "archive", "search-qa")
     assert [bool(t.gate) for t in archive.rounds[0].tried] == [True, False]
     assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 12
@@ -193,10 +194,9 @@ def test_a_proposer_that_fails_is_asked_again_a_bounded_number_of_times_and_the_
     config = SearchConfig(rounds=2, candidates=1, tasks=6, retries=2, refills=2, backoff=0)
     good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
     down = ProposerError("the service is down")
-    proposer = ListProposer(down, down, down, down, [good])
-    _, _, told = run(domain, tmp_path, proposer, config)
+    _, _, told = run(domain, tmp_path, ScriptedProposer(down, down, down, down, good), config)
     archive = Archive(tmp_path / "archive", "search-qa")
-    assert proposer.asked == 5
+    assert sum("asked again" in line for line in told.lines) == 3
     assert "failed 3 times, last: the service is down" in archive.rounds[0].note
     assert archive.rounds[0].tried == [] and len(archive.rounds[1].tried) == 1
     assert any("the service is down" in line for line in told.lines)
@@ -273,6 +273,7 @@ from whale_envs.domains import load_domain
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.mutation import MutationProposer
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent

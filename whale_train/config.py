@@ -176,7 +176,7 @@ class SearchOptions(ArmOptions):
     proposer: str = "mutation"
     """Who writes new harnesses: mutation (no model: edits of the source); anthropic or anthropic:MODEL (needs
     ANTHROPIC_API_KEY); openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (spelled as for
-    --policy)."""
+    --policy); scripted:FILE.py,FILE.py, harnesses of yours; module:attribute, a proposer of yours."""
     rounds: int = 4
     """Rounds in each harness phase."""
     candidates: int = 3

@@ -1,0 +1,100 @@
+"""Proposers by name: the scripted one, those from outside, and that a mistake in either is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from agent_runs import DOMAIN, H0, SNIPPETS, TURNS, run_search
+from mistakes import one_line
+
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.proposers import load_proposer
+from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
+from whale_train.meta_harness.search import SearchConfig
+
+CONFIG = SearchConfig(rounds=2, candidates=1, tasks=4, refills=1, retries=0, backoff=0)
+POLITE = H0.source.replace("Question:", "The question, please:")
+
+
+class Mine:
+    """A proposer as somebody else may write one, who has read `Proposer` and nothing else."""
+
+    name = "mine"
+    cost = Cost(dollars=0.5, sampled_tokens=7)
+    exchanges: Sequence[str] = ()
+
+    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
+        parent = archive.accepted
+        return [Proposal(POLITE, "Politeness helps.", (parent,), ("tone",))][:count]
+
+
+class HalfDone:
+    name = "half done"
+
+
+def broken() -> Mine:
+    raise RuntimeError("no\nmemory")
+
+
+NO_CLASS = 7
+
+
+def test_files_are_handed_in_in_order_and_each_once(tmp_path: Path) -> None:
+    for name, source in (("a", SNIPPETS), ("b", "# As a.\n" + SNIPPETS), ("c", "def run(\n"), ("d", TURNS)):
+        (tmp_path / f"{name}.py").write_text(source)
+    spec = "scripted:" + ",".join(str(tmp_path / f"{name}.py") for name in "abcd")
+    archive = run_search(tmp_path, load_proposer(spec, DOMAIN), CONFIG)
+    tried = [t for r in archive.rounds for t in r.tried]
+    assert [archive.source(t.hash) for t in tried] == [SNIPPETS, "def run(\n", TURNS], "b is a; c costs its gate"
+    assert [bool(t.gate) for t in tried] == [False, True, False]
+    again = load_proposer(spec, DOMAIN)  # as after a kill: what is on file is not handed in again
+    assert again.propose(archive, 3, 0) == []
+
+
+def test_a_scripted_failure_is_raised_once_and_after_what_came_before_it(tmp_path: Path) -> None:
+    one, two = Proposal(SNIPPETS, "One."), Proposal(TURNS, "Two.")
+    down, archive = ProposerError("down"), Archive(tmp_path, "search-qa")
+    proposer = ScriptedProposer(one, down, two)
+    assert proposer.propose(archive, 2, 0) == [one]
+    archive.add(one.source, one.hypothesis, (), (), "candidate 1")
+    with pytest.raises(ProposerError, match="down"):
+        proposer.propose(archive, 2, 0)
+    assert proposer.propose(archive, 2, 0) == [two]
+
+
+def test_one_from_outside_plugs_in_by_module_and_attribute(tmp_path: Path) -> None:
+    proposer = load_proposer("test_proposers:Mine", DOMAIN)
+    archive = run_search(tmp_path, proposer, CONFIG)
+    assert archive.source(archive.rounds[0].tried[0].hash) == POLITE
+    assert archive.rounds[1].tried == archive.rounds[1].tried[:2] and all(t.gate for t in archive.rounds[1].tried)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("test_proposers:Nobody", "has no attribute 'Nobody'"),
+        ("no_such_package.mine:Proposer", "No module named 'no_such_package'"),
+        ("test_proposers:", "cannot make proposer"),
+        (":Mine", "cannot make proposer"),
+        ("test_proposers:NO_CLASS", "'int' object is not callable"),
+        ("test_proposers:broken", "RuntimeError: no memory"),
+        ("test_proposers:HalfDone", "lacks cost, exchanges, propose"),
+        ("mutation:fast", "No module named 'mutation'"),
+        ("scripted", "expected scripted:FILE.py"),
+        ("scripted:,", "expected scripted:FILE.py"),
+        ("scripted:nowhere.py", "cannot read nowhere.py (No such file or directory)"),
+        ("scripted:.", "cannot read . (Is a directory)"),
+        ("scripted:binary.py", "it is no text in UTF-8"),
+        ("mutatoin", "did you mean 'mutation'"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_begun(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
+    assert expected in one_line(capsys, "search", "--proposer", spec)
+    assert [p.name for p in tmp_path.iterdir()] == ["binary.py"]
