@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +15,22 @@ from whale_envs import DOMAINS, Harness, Task, TaskSet, Verdict, load_domain
 from whale_envs.contract import ContractError, check_env_contract, replies
 from whale_envs.harness.load import seed_names
 
+HONEST = sorted(Path(__file__).with_name("honest").glob("*.py"))
+DOMAIN_OF = {"chess": "chess", "math": "math", "search": "search-qa"}
 
-@pytest.mark.parametrize(("id", "harness"), [(d[2], h) for name, d in DOMAINS.items() for h in seed_names(name)])
+
+@pytest.mark.parametrize(("id", "harness"), [(d.id, h) for name, d in DOMAINS.items() for h in seed_names(name)])
 def test_registered_envs_keep_the_contract(id: str, harness: str) -> None:
     check_env_contract(id, harness, tasks=2, episodes=3)
 
 
+@pytest.mark.parametrize("path", HONEST, ids=lambda path: path.stem)
+def test_registered_envs_keep_the_contract_with_harnesses_as_people_write_them(path: Path) -> None:
+    check_env_contract(DOMAINS[DOMAIN_OF[path.stem.partition("_")[0]]].id, path, tasks=0, episodes=3)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # "yields when closed" goes on doing so
-@pytest.mark.parametrize("id", [d[2] for d in DOMAINS.values()])
+@pytest.mark.parametrize("id", [d.id for d in DOMAINS.values()])
 def test_registered_envs_keep_the_contract_whatever_a_harness_does(id: str) -> None:
     """The tools that the zoo calls are the toy domain's: here those harnesses fail, and fail alike."""
     field = "fen" if id == "whale/Chess" else "question"
@@ -31,7 +40,7 @@ def test_registered_envs_keep_the_contract_whatever_a_harness_does(id: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", [d[2] for d in DOMAINS.values()])
+@pytest.mark.parametrize("id", [d.id for d in DOMAINS.values()])
 @pytest.mark.parametrize("name", FILES)
 def test_registered_envs_keep_the_contract_with_odd_files(id: str, name: str) -> None:
     check_env_contract(id, toy_harness(FILES[name]), tasks=1, episodes=2)
@@ -108,6 +117,39 @@ def test_shared_rows_are_caught() -> None:
     domain.splits = type(domain.splits)(domain.splits.weight, domain.splits.harness, TaskSet(domain.splits.weight[:1]))
     with pytest.raises(ContractError, match="1 tasks are both in the weight and in the test split"):
         check_env_contract(domain, toy_harness())
+
+
+TYPOGRAPHY = {
+    "search-qa": lambda shown: shown | {"question": shown["question"].upper() + " "},
+    "math": lambda shown: shown | {"question": f"${shown['question']}$"},
+    "chess": lambda shown: shown | {"fen": shown["fen"].rsplit(" ", 2)[0] + " 7 9"},
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_a_row_that_leaks_in_other_typography_is_caught(name: str) -> None:
+    domain = load_domain(name)
+    task = domain.splits.weight[0]
+    other = Task("another-id", TYPOGRAPHY[name](task.shown), task.gold)
+    domain.splits = type(domain.splits)(domain.splits.weight, domain.splits.harness, TaskSet([other]))
+    with pytest.raises(ContractError, match="1 tasks are both in the weight and in the test split"):
+        check_env_contract(domain)
+    check_env_contract(name, tasks=1, episodes=0)  # the bundled world's splits are as they were
+
+
+class Once(HonestWorld):
+    """Closes badly when it is closed again."""
+
+    closed = False
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+
+
+def test_a_world_that_cannot_be_closed_twice_is_caught() -> None:
+    with pytest.raises(AssertionError, match="closed twice"):
+        check_env_contract(Toy(Once), toy_harness(), episodes=0)
 
 
 @pytest.fixture

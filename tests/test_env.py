@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_domain import H0, Toy, ToyWorld, toy_harness
@@ -22,8 +22,9 @@ from toy_domain import H0, Toy, ToyWorld, toy_harness
 from whale_envs import DOMAINS, EpisodeError, Harness, HarnessEnv, Reply, UserError, Verdict, load_harness
 from whale_envs.contract import play, record, replies
 from whale_envs.episode import Failure
+from whale_envs.harness.jail import JailedSession
 
-IDS = [id for _, _, id in DOMAINS.values()]
+IDS = [place.id for place in DOMAINS.values()]
 
 
 @pytest.fixture
@@ -101,6 +102,58 @@ def test_gymnasiums_statistics_and_time_limit_wrap_it(id: str) -> None:
     env.reset(seed=0)
     info = env.step("x")[4]
     assert info["episode"]["l"] == len(info["record"].calls) == 1
+    env.close()
+
+
+def test_an_envs_own_limit_truncates_with_a_verdict_and_a_record() -> None:
+    source = "while True:\n    yield [user('again')]"
+    env = RecordEpisodeStatistics(HarnessEnv(Toy(), harness=toy_harness(source), max_asks=2))
+    for _ in range(2):
+        env.reset(seed=0)
+        assert env.step("a")[2:4] == (False, False)
+        _, _, terminated, truncated, info = env.step("b")
+        assert (terminated, truncated, info["episode"]["l"]) == (False, True, 2)
+        assert info["record"].verdict == info["verdict"] == Verdict(0.0, "cut off after 2 model calls")
+    assert HarnessEnv(Toy(), harness=toy_harness(), max_asks=99).max_asks == Toy.max_asks  # the domain's stays the most
+    spec = EnvSpec.from_json(gymnasium.make("whale/Math", max_asks=2).spec.to_json())  # type: ignore[union-attr]
+    assert gymnasium.make(spec).unwrapped.max_asks == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_what_gymnasiums_time_limit_cut_off_is_dropped_with_its_process(end: str) -> None:
+    closed: list[ToyWorld] = []
+
+    class Closing(ToyWorld):
+        def close(self) -> None:
+            closed.append(self)
+
+    inner = HarnessEnv(Toy(Closing), harness=toy_harness("while True:\n    yield [user('again')]", trusted=False))
+    env = TimeLimit(inner, 2)
+    env.reset(seed=0)
+    env.step("a")
+    assert env.step("b")[2:4] == (False, True)
+    session = inner._session
+    assert isinstance(session, JailedSession) and session.pid is not None and not closed
+    getattr(env, end)()
+    assert session.pid is None and len(closed) == 1
+    env.close()
+
+
+def test_an_env_whose_episode_could_not_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(harness: Harness) -> None:
+        raise UserError("no isolation here")
+
+    env = HarnessEnv(Toy(), harness=toy_harness(trusted=False))
+    with monkeypatch.context() as patch:
+        patch.setattr("whale_envs.env.Jail", refused)
+        for _ in range(2):
+            with pytest.raises(UserError, match="no isolation here"):
+                env.reset(seed=0)
+            with pytest.raises(UserError, match="call reset"):
+                env.step("x")
+            assert env.render() is None
+    env.reset(seed=0)
+    env.step("x")
     env.close()
 
 
@@ -208,6 +261,10 @@ def test_an_unseeded_reset_still_records_the_seed_that_repeats_it(env: HarnessEn
         (
             {"domain": Toy(), "harness": toy_harness(), "split": "train"},
             "unknown split 'train': expected one of harness, test, weight",
+        ),
+        (
+            {"domain": Toy(), "harness": toy_harness(), "max_asks": 0},
+            "max_asks is 0: expected a whole number from 1 up",
         ),
         ({"domain": Toy(), "harness": "h9"}, "unknown harness of toy 'h9'"),
         ({"domain": Toy(), "harness": "/nowhere/h.py"}, "cannot read harness /nowhere/h.py"),

@@ -22,7 +22,7 @@ from whale_envs import DOMAINS, Episode, Harness, HarnessEnv, HarnessVectorEnv, 
 from whale_envs.contract import record
 from whale_envs.vector import Infos, stacked
 
-IDS = [id for _, _, id in DOMAINS.values()]
+IDS = [place.id for place in DOMAINS.values()]
 #: Ends an episode of the toy domain's harness at once, or lets it go on.
 END, GO_ON = "<answer>x</answer>", "look"
 
@@ -186,11 +186,16 @@ def test_disabled_autoreset_waits_for_the_reset_of_those_that_ended() -> None:
     assert not envs.step([GO_ON] * 3)[2].any()
 
 
-def test_a_limit_on_steps_truncates_with_a_record() -> None:
-    envs = gymnasium.make_vec(
-        "whale/Math", 2, harness=Harness("def run(task, tools):\n  while 1: yield [{'role':'user','content':'x'}]"),
-        max_episode_steps=2,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "limits", [{"max_episode_steps": 2}, {"max_asks": 2}, {"max_asks": 2, "max_episode_steps": 3}, {"max_asks": None}]
+)
+def test_a_limit_on_steps_truncates_with_a_record(limits: dict[str, int | None]) -> None:
+    source = "def run(task, tools):\n  while 1: yield [{'role':'user','content':'x'}]"
+    envs = gymnasium.make_vec("whale/Math", 2, harness=Harness(source), **limits)  # type: ignore[arg-type]
+    if limits == {"max_asks": None}:
+        assert {env.max_asks for env in envs.envs} == {load_domain("math").max_asks}  # type: ignore[attr-defined]
+        envs.close()
+        return
     envs.reset(seed=0)
     assert not envs.step(["a", "b"])[3].any()
     *_, terminations, truncations, infos = envs.step(["a", "b"])
@@ -217,6 +222,7 @@ def test_one_bad_action_steps_no_episode() -> None:
     [
         ({"num_envs": 0}, "num_envs is 0: expected a whole number"),
         ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps is 0"),
+        ({"num_envs": 2, "max_asks": True}, "max_asks is True: expected a whole number"),
         ({"num_envs": 2, "autoreset_mode": AutoresetMode.NEXT_STEP}, "unknown autoreset mode 'NextStep'"),
         ({"num_envs": 2, "autoreset_mode": "SameSteps"}, "did you mean 'SameStep'"),
         ({"num_envs": 2, "split": "train"}, "unknown split"),
@@ -283,6 +289,20 @@ def test_a_spec_survives_json() -> None:
     assert made.reset(seed=1)[0] == again.reset(seed=1)[0]
     for envs in (made, again):
         envs.close()
+
+
+def test_gymnasiums_statistics_wrap_it_when_a_step_begins_the_next_episode_too() -> None:
+    envs = RecordEpisodeStatistics(toy(2))
+    _, infos = envs.reset(seed=0)
+    golds = [envs.env.tasks.by_id(task).gold for task in infos["task_id"]]  # type: ignore[attr-defined]
+    seen = []
+    for replies in ([GO_ON, f"<answer>{golds[1]}</answer>"], [GO_ON, END], [END, GO_ON]):
+        *_, infos = envs.step(replies)
+        for at in np.flatnonzero(infos["_episode"]):
+            final = infos["final_info"]["record"][at]
+            assert infos["episode"]["l"][at] == len(final.calls) and infos["episode"]["r"][at] == final.score
+            seen.append((int(at), len(final.calls), final.score))
+    assert seen == [(1, 1, 1.0), (1, 1, 0.0), (0, 3, 0.0)]
 
 
 def test_gymnasiums_statistics_wrap_it() -> None:

@@ -22,7 +22,7 @@ from whale_envs.contract import record
 from whale_envs.episode import Episode
 from whale_envs.wrappers import PromptText, TokenPrompt
 
-IDS = [id for _, _, id in DOMAINS.values()]
+IDS = [place.id for place in DOMAINS.values()]
 END = tiny_tokenizer().eos_token_id
 
 

@@ -11,12 +11,12 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import msgspec
 
-from whale_envs.domain import Domain
+from whale_envs.domain import Domain, World
 from whale_envs.domains import load_domain
 from whale_envs.env import HarnessEnv, Observation
 from whale_envs.episode import Episode, Reply
@@ -72,6 +72,7 @@ ARGUMENTS: tuple[tuple[list[Any], dict[str, Any]], ...] = (
 
 #: The replies of an episode, by its seed.
 Model = Callable[[int], Iterator[str | Reply]]
+T = TypeVar("T", HarnessEnv, World)
 
 
 class ContractError(AssertionError):
@@ -91,7 +92,8 @@ def check_env_contract(
 
     Episodes: the same seed and replies give the same record, jailed or not; observations and actions are in their
     spaces whatever the model replies; a record survives JSON; a finished env says so; `close` may be repeated.
-    Worlds: the gold solution scores 1 and a wrong answer 0; scoring and tools raise nothing but what they declare.
+    Worlds: the gold solution scores 1 and a wrong answer 0; scoring and tools raise nothing but what they declare; no
+    two splits share content (see `Domain.content`).
 
     Args:
         env: a Gymnasium id ("whale/SearchQA"), a domain's name, or a `Domain`.
@@ -187,17 +189,17 @@ def _domain(env: str | Domain) -> Domain:
 
 
 @contextlib.contextmanager
-def _closing(env: HarnessEnv) -> Iterator[HarnessEnv]:
-    """Close an env twice at the end, since a second `close` must be harmless."""
+def _closing(opened: T) -> Iterator[T]:
+    """Close an env or a world twice at the end, since a second `close` must be harmless."""
     try:
-        yield env
+        yield opened
     finally:
-        env.close()
-        env.close()
+        opened.close()
+        opened.close()
 
 
 def _check_splits(domain: Domain) -> None:
-    content = {s: {msgspec.json.encode((t.shown, t.gold), order="sorted") for t in domain.splits[s]} for s in SPLITS}
+    content = {s: {domain.content(task) for task in domain.splits[s]} for s in SPLITS}
     for one, other in itertools.combinations(SPLITS, 2):
         shared = len(content[one] & content[other])
         _expect(not shared, f"{domain.name}: {shared} tasks are both in the {one} and in the {other} split")
@@ -205,20 +207,24 @@ def _check_splits(domain: Domain) -> None:
 
 def _check_world(domain: Domain, task: Task) -> None:
     where = f"{domain.name}, task {task.id}"
-    world = domain.world(task)
-    verdict = world.verdict(world.solve())
-    _expect(verdict.score == 1.0, f"{where}: the gold solution scores {verdict.score!r} ({verdict.reason})")
+    with _closing(domain.world(task)) as world:
+        verdict = world.verdict(world.solve())
+        _expect(verdict.score == 1.0, f"{where}: the gold solution scores {verdict.score!r} ({verdict.reason})")
+        tools = tuple(world.tools)
     for answer in WRONG:
-        verdict = domain.world(task).verdict(answer)
+        with _closing(domain.world(task)) as world:
+            verdict = world.verdict(answer)
         _expect(verdict.score == 0.0, f"{where}: the wrong answer {answer!r:.80} scores {verdict.score!r}")
-    for name, (args, kwargs) in itertools.product(domain.world(task).tools, ARGUMENTS):
-        try:
-            Toolbox(domain.world(task).tools).call(name, args, kwargs)
-        except (ToolUseError, EpisodeError):
-            continue
-        except Exception as error:
-            called = f"{name}(*{args!r}, **{kwargs!r})"
-            raise ContractError(f"{where}: {called} raised {error!r}, where only ToolUseError is declared") from error
+    for name, (args, kwargs) in itertools.product(tools, ARGUMENTS):
+        with _closing(domain.world(task)) as world:
+            try:
+                Toolbox(world.tools).call(name, args, kwargs)
+            except (ToolUseError, EpisodeError):
+                continue
+            except Exception as error:
+                called = f"{name}(*{args!r}, **{kwargs!r})"
+                told = f"{where}: {called} raised {error!r}, where only ToolUseError is declared"
+                raise ContractError(told) from error
 
 
 def _check_finished(env: HarnessEnv, where: str) -> None:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import msgspec
+
 from whale_envs.episode import Episode, Verdict
 from whale_envs.task import Splits, Task
 
@@ -56,6 +58,10 @@ class Domain(ABC):
     def cap(self, asked: int | None) -> int:
         """The most tokens that a reply may have when a harness asks for so many (None: it does not say)."""
         return min(asked or self.max_tokens, self.max_tokens)
+
+    def content(self, task: Task) -> object:
+        """What makes a task the one that it is, without typography: two splits share none. By default all it shows."""
+        return msgspec.json.encode(task.shown, order="sorted")
 
     @abstractmethod
     def world(self, task: Task) -> World:

@@ -42,8 +42,11 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         render_mode: None (`render` prints the transcript), "ansi" (`render` returns it), "human" (it is also
             printed by itself when an episode ends), or "html" (`render` returns a page to be saved and opened).
         verifier: how answers are scored, in place of the domain's default, e.g. "math-verify" (see the README).
+        max_asks: most model calls in one episode, where that is less than the domain's. The last one truncates the
+            episode, which is scored and recorded all the same; Gymnasium's own `max_episode_steps` cuts it off from
+            outside, without a verdict.
 
-    Raises `UserError` for data or a harness that cannot be used.
+    Raises `UserError` for data, a harness or a limit that cannot be used.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "html"], "render_fps": 1}  # noqa: RUF012
@@ -57,16 +60,20 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         jail: Jail | None = None,
         render_mode: str | None = None,
         verifier: str | None = None,
+        max_asks: int | None = None,
     ) -> None:
+        if max_asks is not None and (type(max_asks) is not int or max_asks < 1):
+            raise UserError(f"max_asks is {max_asks!r}: expected a whole number from 1 up")
         self.domain = as_domain(domain, dataset, verifier)
         self.harness = load_harness(harness, self.domain.name)
         self.tasks = self.domain.splits[split]
         #: Most model calls in one episode; the next one truncates it.
-        self.max_asks = self.domain.max_asks
+        self.max_asks = min(self.domain.max_asks, max_asks or self.domain.max_asks)
         self.render_mode = render_mode
         self.observation_space = Messages()
         self.action_space = Completion()
         self.episode: Episode | None = None
+        self._open = False
         self._jail, self._own_jail = jail, jail is None
         self._order: list[int] = []
         self._session: Session | None = None
@@ -96,12 +103,12 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     def begin(self, task: Task, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Start an episode of `task`, dealt by the caller; `seed` is the harness's own. Returns what `reset` does."""
         self._drop()
+        self._open = False  # until there is an episode: isolation may be refused
         self._world: World = self.domain.world(task)
         self._toolbox = Toolbox(self._world.tools)
         self.episode = Episode(
             task.id, self.domain.name, self.harness.hash, seed, calls=[], tool_calls=self._toolbox.calls
         )
-        self._open = True
         self._outcome: Ask | Answer | EpisodeError
         self._started = time.perf_counter()
         if self.harness.trusted:
@@ -110,6 +117,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             self._jail = self._jail or Jail(self.harness)
             self._session = JailedSession(self._jail, task.shown, self._toolbox, seed)
         self._advance(None)
+        self._open = True
         return self._observation(), self._info()
 
     def step(self, action: str | Reply) -> tuple[Observation, float, bool, bool, dict[str, Any]]:

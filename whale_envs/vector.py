@@ -42,11 +42,11 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         num_envs: how many episodes at a time.
-        domain, dataset, harness, split, jail, render_mode, verifier: as for `HarnessEnv`.
+        domain, dataset, harness, split, jail, render_mode, verifier, max_asks: as for `HarnessEnv`.
         autoreset_mode: AutoresetMode.SAME_STEP (or "SameStep"): the step that ends an episode returns the first ask of
             the next one, the ended one's info is in `infos["final_info"]`; AutoresetMode.DISABLED (or "Disabled"):
             call `reset(options={"reset_mask": mask})` for those that have ended before the next step.
-        max_episode_steps: most model calls in one episode where that is less than the domain's; the next truncates it.
+        max_episode_steps: the same limit as `max_asks`, by the name under which `gymnasium.make_vec` knows it.
 
     Raises `UserError` for arguments that cannot be used, NEXT_STEP autoreset among them: it swallows a completion.
     """
@@ -61,23 +61,24 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         jail: Jail | None = None,
         render_mode: str | None = None,
         verifier: str | None = None,
+        max_asks: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         max_episode_steps: int | None = None,
     ) -> None:
         mode = autoreset_mode.value if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
         if mode not in _MODES:
             raise unknown("autoreset mode", mode, _MODES)
-        for name, count in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
+        for name, count in (("num_envs", num_envs), ("max_asks", max_asks), ("max_episode_steps", max_episode_steps)):
             if count is not None and (type(count) is not int or count < 1):
                 raise UserError(f"{name} is {count!r}: expected a whole number from 1 up")
+        limits = [limit for limit in (max_asks, max_episode_steps) if limit is not None]
         super().__init__()
         domain = as_domain(domain, dataset, verifier)
         harness = load_harness(harness, domain.name)
         self._own_jail = None if jail is not None or harness.trusted else Jail(harness)
         kwargs: dict[str, Any] = {"jail": jail or self._own_jail, "render_mode": render_mode}
+        kwargs["max_asks"] = min(limits, default=None)
         self.envs = [HarnessEnv(domain, harness=harness, split=split, **kwargs) for _ in range(num_envs)]
-        for env in self.envs:
-            env.max_asks = min(env.max_asks, max_episode_steps or env.max_asks)
         self.num_envs = num_envs
         self.tasks = domain.splits[split]
         self.render_mode = render_mode

@@ -175,7 +175,7 @@ def script(name: str, task: Task) -> list[str]:
 
 def ours(domain: Domain, tasks: list[Task], scripts: Scripts, num_envs: int) -> Iterator[tuple[str, Figures]]:
     """One round of our rows of a domain."""
-    name, id = domain.name, whale_envs.DOMAINS[domain.name][2]
+    name, id = domain.name, whale_envs.DOMAINS[domain.name].id
     for kind in ("h0", "strong"):
         harness = load_harness(kind, name)
         env = gymnasium.make(id, domain=domain, harness=harness, split="test")

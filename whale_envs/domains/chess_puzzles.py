@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from whale_envs.data.chess_lichess import puzzle_task
-from whale_envs.data.chess_mini import row_id, shipped
+from whale_envs.data.chess_mini import position_key, row_id, shipped
 from whale_envs.data.folder import kept_splits
 from whale_envs.domain import Domain, World
 from whale_envs.episode import Episode, Verdict
@@ -38,6 +38,10 @@ class ChessPuzzles(Domain):
             self.max_tokens = 32  # the longest useful reply of a mini world is about ten tokens
             return
         self.splits = kept_splits(dataset, self.name)
+
+    def content(self, task: Task) -> str:
+        """See `Domain.content`."""
+        return position_key(task.shown["fen"])
 
     def world(self, task: Task) -> ChessWorld:
         """See `Domain.world`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whale_envs.data.folder import kept_splits
+from whale_envs.data.math_files import content_key
 from whale_envs.data.math_mini import mini_splits
 from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
@@ -111,6 +112,10 @@ class MathCode(Domain):
         self._run_code = run_code or (
             lambda code, session: run_python(code, timeout=timeout, memory_mb=MEMORY_MB, session=session)
         )
+
+    def content(self, task: Task) -> str:
+        """See `Domain.content`."""
+        return content_key(task.shown["question"])
 
     def world(self, task: Task) -> MathWorld:
         """See `Domain.world`."""

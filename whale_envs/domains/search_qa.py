@@ -51,6 +51,10 @@ class SearchQA(Domain):
             self.retriever = open_retriever(corpus, ranker or BACKENDS[0])
         self.waits = not isinstance(self.retriever, LocalRetriever) or verifier.startswith("judge:")
 
+    def content(self, task: Task) -> str:
+        """See `Domain.content`."""
+        return normalise(task.shown["question"])
+
     def world(self, task: Task) -> SearchQAWorld:
         """See `Domain.world`."""
         return SearchQAWorld(task, self.retriever, self._verify)
