@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -148,6 +149,25 @@ def test_where_no_folder_can_keep_what_is_compiled_each_process_compiles(monkeyp
 def test_a_search_that_is_not_offered_is_a_tool_use_error(query, k):
     with pytest.raises(ToolUseError):
         BM25Retriever.of([Passage("1", "", "x")]).search(query, k)
+
+
+def test_the_threads_of_a_batch_stay_for_the_next_one():
+    retriever = BM25Retriever.of([Passage(str(i), "", f"x y{i % 7}") for i in range(50)])
+    before = set(threading.enumerate())
+    retriever.search_batch(["y5 x"] * 20, 3, threads=5)
+    started = set(threading.enumerate()) - before
+    for _ in range(9):
+        retriever.search_batch(["y5 x"] * 20, 3, threads=5)
+    now = set(threading.enumerate()) - before
+    assert started and started <= now and len(now) <= 5
+
+
+def test_a_search_gives_passages_of_its_own_with_its_own_scores(tmp_path):
+    (path := tmp_path / "c.jsonl").write_text('{"id": "1", "text": "apple pear"}\n{"id": "2", "text": "pear"}\n')
+    for retriever in (open_retriever(str(path)), BM25Retriever.of(read_corpus(path))):
+        (one,), (other,) = retriever.search("apple"), retriever.search("apple apple")
+        assert other.score == pytest.approx(2 * one.score) and one.score > 0
+        assert [p.score for p in retriever.passages] == [0, 0]
 
 
 def test_both_shapes_of_corpus_are_read_plain_and_gzipped(tmp_path):

@@ -127,17 +127,28 @@ def test_a_malformed_request_is_400_with_one_line(body, said):
     assert "\n" not in error.value.detail
 
 
-def test_refusals_come_over_the_wire_as_json(url, http):
-    answers = [
-        (http.post(f"{url}/retrieve", content=b"{"), 400),
-        (http.get(f"{url}/retrieve"), 405),
-        (http.post(f"{url}/health"), 405),
-        (http.get(f"{url}/else"), 404),
-        (http.post(f"{url}/retrieve", content=b" " * (MAX_BODY + 1)), 413),
-    ]
-    for answer, status in answers:
-        assert answer.status_code == status
-    assert set(answers[0][0].json()) == set(answers[1][0].json()) == set(answers[3][0].json()) == {"error"}
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("POST", "/retrieve", b"{", 400),
+        ("GET", "/retrieve", None, 405),
+        ("POST", "/health", None, 405),
+        ("GET", "/else", None, 404),
+        ("POST", "/retrieve", b" " * (MAX_BODY + 1), 413),
+        ("POST", "/retrieve", (b" " * (1 << 20) for _ in range((MAX_BODY >> 20) + 1)), 413),  # no length is said
+    ],
+)
+def test_every_refusal_comes_over_the_wire_as_json_of_one_line(url, http, method, path, content, status):
+    answer = http.request(method, f"{url}{path}", content=content)
+    assert answer.status_code == status and answer.headers["content-type"] == "application/json"
+    (said,) = answer.json().values()
+    assert answer.json() == {"error": said} and said and "\n" not in said
+    assert http.get(f"{url}/health").status_code == 200
+
+
+def test_a_body_of_the_largest_size_is_read(url, http):
+    body = json.dumps({"queries": ["x"]}).encode().ljust(MAX_BODY)
+    assert http.post(f"{url}/retrieve", content=body).status_code == 200
 
 
 def test_many_at_once_get_their_own_answers(url, local):
@@ -170,6 +181,7 @@ class Slow(BM25Retriever):
 
     def search_batch(self, queries, k, threads=1):
         self.batches.append(len(queries))
+        self.ks.append(k)
         assert self.go.wait(30)
         return super().search_batch(queries, k, threads)
 
@@ -177,8 +189,37 @@ class Slow(BM25Retriever):
 @pytest.fixture
 def slow() -> Slow:
     retriever = Slow.of(WORLD.passages())
-    retriever.batches, retriever.go = [], threading.Event()
+    retriever.batches, retriever.ks, retriever.go = [], [], threading.Event()
     return retriever
+
+
+def until_queued(http: httpx2.Client, url: str, count: int) -> None:
+    for _ in range(3000):
+        if http.get(f"{url}/health").json()["queued"] >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{count} queries never waited")
+
+
+def test_nobody_pays_for_the_passages_that_another_asks_for(slow, http, local):
+    titles = [p.title for p in local.passages[:7]]
+    with served(application(slow, max_batch=3)) as url, ThreadPoolExecutor(30) as pool:
+
+        def ask(title: str, k: int) -> list[str]:
+            answer = http.post(f"{url}/retrieve", json={"query": title, "k": k}, timeout=30).json()
+            return [found["id"] for found in answer["results"]]
+
+        asked = [(titles[0], 1)]
+        answers = [pool.submit(ask, *asked[0])]
+        until_queued(http, url, 1)
+        for number, k in enumerate((2, 900, 2, 2, 900, 2), 1):  # one after the other, so that their order is known
+            asked.append((titles[number], k))
+            answers.append(pool.submit(ask, *asked[-1]))
+            until_queued(http, url, number + 1)
+        slow.go.set()
+        for (title, k), answer in zip(asked, answers, strict=True):
+            assert answer.result() == [p.id for p in local.search_batch([title], k)[0]]
+        assert list(zip(slow.ks, slow.batches, strict=True)) == [(1, 1), (2, 3), (900, 2), (2, 1)]
 
 
 def test_what_arrives_during_a_search_is_one_batch_and_what_is_too_much_is_503(slow, http):
@@ -187,17 +228,10 @@ def test_what_arrives_during_a_search_is_one_batch_and_what_is_too_much_is_503(s
         def ask(queries: int) -> int:
             return http.post(f"{url}/retrieve", json={"queries": ["x"] * queries}, timeout=30).status_code
 
-        def until_queued(count: int) -> None:
-            for _ in range(3000):
-                if http.get(f"{url}/health").json()["queued"] >= count:
-                    return
-                time.sleep(0.01)
-            raise AssertionError(f"{count} queries never waited")
-
         first = pool.submit(ask, 1)
-        until_queued(1)
+        until_queued(http, url, 1)
         waiting = [pool.submit(ask, 1) for _ in range(11)]
-        until_queued(12)
+        until_queued(http, url, 12)
         refused = http.post(f"{url}/retrieve", json={"query": "x"})
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         assert refused.json() == {"error": "12 queries wait already: ask again later"}

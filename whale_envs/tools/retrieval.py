@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,16 @@ from whale_envs.data.corpus import read_corpus
 from whale_envs.data.kept import kept
 from whale_envs.errors import ToolUseError, UserError, unknown
 from whale_envs.harness.helpers import Passage
-from whale_envs.tools.retrieval_index import K1, B, Passages, Shard, StoredIndex, cached_index
+from whale_envs.tools.retrieval_index import (
+    K1,
+    B,
+    HeldPassages,
+    Passages,
+    Shard,
+    StoredIndex,
+    StoredPassages,
+    cached_index,
+)
 from whale_envs.tools.retrieval_kernel import best
 from whale_envs.tools.retrieval_tokens import passage_tokens, tokens
 
@@ -63,11 +73,11 @@ class Retriever(ABC):
 class LocalRetriever(Retriever):
     """A retriever that has its passages at hand."""
 
-    def __init__(self, passages: Passages) -> None:
+    def __init__(self, passages: StoredPassages | Iterable[Passage]) -> None:
         super().__init__()
-        if not len(passages):
+        self.passages: Passages = passages if isinstance(passages, StoredPassages) else HeldPassages(passages)
+        if not len(self.passages):
             raise UserError("the corpus holds no passage: expected at least one row with text or contents")
-        self.passages = passages
 
     @abstractmethod
     def rank(self, queries: Sequence[Sequence[str]], k: int, threads: int = 1) -> Ranking:
@@ -76,20 +86,19 @@ class LocalRetriever(Retriever):
     def search_batch(self, queries: Sequence[str], k: int, threads: int = 1) -> list[list[Passage]]:
         """See `Retriever.search_batch`. So many threads share the queries."""
         rows, scores = self.rank([tokens(q) for q in queries], k, threads)
+        passage = self.passages.scored
         return [
-            [self._scored(row, score) for row, score in zip(found, scored, strict=True) if row >= 0]
+            [passage(row, round(score, 4)) for row, score in zip(found, scored, strict=True) if row >= 0]
             for found, scored in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
-
-    def _scored(self, row: int, score: float) -> Passage:
-        passage = self.passages[row]
-        return Passage(passage.id, passage.title, passage.text, round(score, 4))
 
 
 class BM25Retriever(LocalRetriever):
     """Ranks by bm25s's scores, with numba. Use `of` or `open`."""
 
-    def __init__(self, passages: Passages, vocabulary: dict[str, int], shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, passages: StoredPassages | Iterable[Passage], vocabulary: dict[str, int], shards: Sequence[Shard]
+    ) -> None:
         super().__init__(passages)
         self.vocabulary, self.shards = vocabulary, shards
 
@@ -126,17 +135,22 @@ class BM25Retriever(LocalRetriever):
             fill(0, len(queries))
         else:
             ends = np.linspace(0, len(queries), threads + 1).astype(int).tolist()
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(fill, ends[:-1], ends[1:]))
+            list(_pool(threads, os.getpid()).map(fill, ends[:-1], ends[1:]))
         return rows, scores
+
+
+@functools.cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads that stay for the next batch; those of a process are not there in what is forked from it."""
+    return ThreadPoolExecutor(threads)
 
 
 class ReferenceRetriever(LocalRetriever):
     """Ranks by rank_bm25: slow, in memory, and of plain Python, to compare with."""
 
-    def __init__(self, passages: Passages) -> None:
+    def __init__(self, passages: StoredPassages | Iterable[Passage]) -> None:
         super().__init__(passages)
-        self._index = _LuceneOkapi([passage_tokens(p) for p in passages], k1=K1, b=B)
+        self._index = _LuceneOkapi([passage_tokens(p) for p in self.passages], k1=K1, b=B)
 
     def rank(self, queries: Sequence[Sequence[str]], k: int, threads: int = 1) -> Ranking:
         """See `LocalRetriever.rank`; plain Python does not gain from threads, so it takes none."""
@@ -177,5 +191,5 @@ def open_retriever(where: str, backend: str = BACKENDS[0]) -> Retriever:
 @kept
 def _opened(path: Path, backend: str) -> LocalRetriever:
     if backend == "rank_bm25":
-        return ReferenceRetriever(StoredIndex(path).passages if path.is_dir() else list(read_corpus(path)))
+        return ReferenceRetriever(StoredIndex(path).passages if path.is_dir() else read_corpus(path))
     return BM25Retriever.open(path if path.is_dir() else cached_index(path))

@@ -47,6 +47,18 @@ class Passages(Protocol):
 
     def __iter__(self) -> Iterator[Passage]: ...
 
+    def scored(self, row: int, score: float) -> Passage:
+        """The passage of a row as a search found it, which is the caller's own."""
+
+
+class HeldPassages(list[Passage]):
+    """Passages in memory. See `Passages`."""
+
+    def scored(self, row: int, score: float) -> Passage:
+        """See `Passages.scored`."""
+        passage = self[row]
+        return Passage(passage.id, passage.title, passage.text, score)
+
 
 class Plan(msgspec.Struct, frozen=True):
     """What an index is of; another plan gives another index."""
@@ -158,6 +170,12 @@ class StoredPassages:
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
+
+    def scored(self, row: int, score: float) -> Passage:
+        """See `Passages.scored`."""
+        passage = self[row]
+        passage.__dict__["score"] = score  # it was read just now, and is nobody else's
+        return passage
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -7,7 +7,8 @@
                      -> {"query", "method", "results": [{"id", "content", "score"}, ...], "num_results"}
     GET /health      -> {"status": "ok", "passages", "queued", "answered"}
 
-While a batch is searched, the requests that arrive wait and make up the next one. At most `queue` queries wait; what
+While a batch is searched, the requests that arrive wait; those that want as many passages a query as the one that has
+waited longest make up the next batch, so that nobody pays for what another asks. At most `queue` queries wait; what
 comes on top is answered 503 at once. A request that is malformed gets 400 (or 404, 405, 413) and one line that says
 what was expected: `{"error": "..."}`.
 """
@@ -38,8 +39,8 @@ from whale_envs.tools.retrieval import LocalRetriever
 MAX_TOPK, MAX_QUERIES, MAX_CHARS, MAX_BODY = 1000, 1024, 10_000, 8 << 20
 #: Connections that wait to be accepted.
 BACKLOG = 1024
-#: Passages for a query that does not say how many, as Search-R1's server and rLLM's have it.
-TOPK, TOP_K = 3, 10
+#: Passages for a query that does not say how many, as Search-R1's server (queries) and rLLM's (query) have it.
+QUERIES_K, QUERY_K = 3, 10
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Asked:
     k: int
     scores: bool
     single: bool
+
+
+#: A request, and who waits for its passages.
+Waiting = tuple[Asked, asyncio.Future[list[list[Passage]]]]
 
 
 class Batcher:
@@ -65,7 +70,7 @@ class Batcher:
     def __init__(self, retriever: LocalRetriever, max_batch: int, queue: int, threads: int) -> None:
         self.retriever, self.queued, self.answered = retriever, 0, 0
         self._max_batch, self._queue, self._threads = max_batch, queue, threads
-        self._waiting: list[tuple[Asked, asyncio.Future[list[list[Passage]]]]] = []
+        self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
 
     async def search(self, asked: Asked) -> list[list[Passage]]:
@@ -84,9 +89,8 @@ class Batcher:
             await self._arrived.wait()
             batch = self._next()
             queries = [q for asked, _ in batch for q in asked.queries]
-            k = max((asked.k for asked, _ in batch), default=1)
             try:
-                found = await asyncio.to_thread(self.retriever.search_batch, queries, k, self._threads)
+                found = await asyncio.to_thread(self.retriever.search_batch, queries, batch[0][0].k, self._threads)
             except Exception as error:  # a bug of ours: those who wait are told, each of them
                 for _, answer in batch:
                     if not answer.done():
@@ -100,17 +104,22 @@ class Batcher:
                 mine = found[at : at + len(asked.queries)]
                 at += len(asked.queries)
                 if not answer.done():  # whoever asked may be gone
-                    answer.set_result([passages[: asked.k] for passages in mine])
+                    answer.set_result(mine)
 
-    def _next(self) -> list[tuple[Asked, asyncio.Future[list[list[Passage]]]]]:
-        size, count = 0, 0
-        for asked, _ in self._waiting:
+    def _next(self) -> list[Waiting]:
+        """The request that has waited longest, and those after it that want as many passages, as far as they fit."""
+        batch, left, size = self._waiting[:1], list[Waiting](), len(self._waiting[0][0].queries)
+        for at, (asked, answer) in enumerate(self._waiting[1:], 1):
+            if asked.k != batch[0][0].k:
+                left.append((asked, answer))
+                continue
             size += len(asked.queries)
-            if count and size > self._max_batch:
+            if size > self._max_batch:
+                left += self._waiting[at:]
                 break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        if not self._waiting:
+            batch.append((asked, answer))
+        self._waiting = left
+        if not left:
             self._arrived.clear()
         return batch
 
@@ -126,7 +135,7 @@ def application(retriever: LocalRetriever, max_batch: int = 64, queue: int = 102
         work.cancel()
 
     async def retrieve(request: Request) -> Response:
-        asked = parse(await request.body())
+        asked = parse(await read_body(request))
         found = await batcher.search(asked)
         return _json(_single(asked, found[0]) if asked.single else _several(asked, found))
 
@@ -142,8 +151,21 @@ def application(retriever: LocalRetriever, max_batch: int = 64, queue: int = 102
         routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health, methods=["GET"])],
         exception_handlers={HTTPException: refuse},
         lifespan=running,
-        max_body_size=MAX_BODY,
     )
+
+
+async def read_body(request: Request) -> bytes:
+    """A request's body. Raises `HTTPException` 413 for one that is too large; Starlette's own limit answers no JSON."""
+    said = request.headers.get("content-length", "")
+    too_large = HTTPException(413, f"the body: expected at most {MAX_BODY:,} bytes")
+    if said.isdecimal() and int(said[:20]) > MAX_BODY:
+        raise too_large
+    read = bytearray()
+    async for part in request.stream():
+        read += part
+        if len(read) > MAX_BODY:
+            raise too_large
+    return bytes(read)
 
 
 def parse(body: bytes) -> Asked:
@@ -169,7 +191,7 @@ def parse(body: bytes) -> Asked:
 
 def _k(asked: dict[str, Any], single: bool) -> int:
     given = [(name, asked[name]) for name in ("topk", "top_k", "k") if asked.get(name) is not None]
-    name, k = given[0] if given else ("topk", TOP_K if single else TOPK)
+    name, k = given[0] if given else ("topk", QUERY_K if single else QUERIES_K)
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_TOPK:
         raise HTTPException(400, f"{name}: expected a number from 1 to {MAX_TOPK}, not {k!r:.40}")
     return k
