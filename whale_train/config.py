@@ -183,6 +183,8 @@ class SearchOptions(ArmOptions):
     """New harnesses in each round."""
     tasks: int = 128
     """Tasks of the harness split that each of them plays."""
+    edits: Literal["all", "prompt-only"] = "all"
+    """What a new harness may change: all of it, or the text of its strings alone (the paper's FST control)."""
     acceptance: Literal["best", "paired"] = "best"
     """best takes the highest mean; paired replaces the accepted harness only where a paired test over the tasks says
     so, and says so again under fresh seeds."""
@@ -206,7 +208,14 @@ class SearchOptions(ArmOptions):
         """A harness phase's settings."""
         from whale_train.meta_harness.search import SearchConfig as PhaseConfig
 
-        return PhaseConfig(self.rounds, self.candidates, self.tasks, acceptance=self.acceptance, level=self.level)
+        return PhaseConfig(
+            self.rounds,
+            self.candidates,
+            self.tasks,
+            acceptance=self.acceptance,
+            level=self.level,
+            edits=self.edits,
+        )
 
 
 @dataclass(frozen=True)

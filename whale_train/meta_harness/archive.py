@@ -24,6 +24,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -33,6 +34,9 @@ from whale_envs.errors import UserError
 from whale_envs.harness.audit import Finding
 from whale_train.meta_harness.proposers.base import Cost, Proposal
 from whale_train.rollout import episode_seed
+
+#: What of a harness a proposer may edit: all of it, or the text of its strings.
+Edits = Literal["all", "prompt-only"]
 
 
 class ScoreKey(msgspec.Struct, frozen=True):
@@ -124,11 +128,13 @@ class Proposals(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """The search that goes on, or was the last to: its key in the run and what its harnesses are scored under."""
+class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The search that goes on, or was the last to: its key in the run, what its harnesses are scored under, and what
+    of a harness may be edited (see `whale_train.meta_harness.prompt_only`)."""
 
     key: str
     score_key: ScoreKey
+    edits: Edits = "all"
 
 
 class _Index(msgspec.Struct):
@@ -321,17 +327,21 @@ def last_rounds(rounds: Iterable[Round]) -> list[Round]:
 def tree_hash(source: str) -> str:
     """A hash of the source's syntax tree without docstrings and layout; of the text when it does not parse."""
     try:
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-                and ast.get_docstring(node, clean=False) is not None
-            ):
-                node.body = node.body[1:]
-        text = ast.dump(tree)
+        text = ast.dump(without_docstrings(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep nesting may parse and still not dump
         text = source
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    """The tree itself, from which docstrings have been taken."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:]
+    return tree
 
 
 def _outcome(key: ScoreKey, episode: Episode) -> Outcome:

@@ -12,6 +12,7 @@ from whale_envs.harness.audit import Finding, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import HarnessSourceError
 from whale_train.meta_harness.archive import Archive, ScoreKey, tree_hash
+from whale_train.meta_harness.prompt_only import refused_edit
 from whale_train.meta_harness.proposers.base import Proposal
 
 #: Recorded tasks that a candidate plays at the gate.
@@ -25,10 +26,10 @@ def gate(
     few milliseconds of CPU and no model call.
 
     It must parse and differ in its syntax tree from every archived candidate that was refused or has a score under
-    `key` (but for what `born`, the unit at work, has filed: it may be resumed after a kill). Its source must pass the
-    static audit. On the `recorded` tasks it must keep the contract twice, with the recorded replies and with a model
-    that says nothing, and what it answers right must be the model's. And it must not play every episode of a parent
-    just as the parent did, since that score is known.
+    `key` (but for what `born`, the unit at work, has filed: it may be resumed after a kill). It may change no more than
+    the phase allows. Its source must pass the static audit. On the `recorded` tasks it must keep the contract twice,
+    with the recorded replies and with a model that says nothing, and what it answers right must be the model's. And it
+    must not play every episode of a parent just as the parent did, since that score is known.
     """
     try:
         harness = Harness(proposal.source, name="candidate", trusted=False)
@@ -38,6 +39,8 @@ def gate(
     if twin and twin.born != born and (twin.gate or ((scored := twin.scores.get(str(key))) and scored.unit != born)):
         refused = f", refused: {twin.gate}" if twin.gate else ""
         return [Finding("contract", f"the same program as {twin.hash}{refused}")]
+    if refused := refused_edit(archive, proposal.source):
+        return [Finding("contract", refused)]
     jail = Jail(harness)
     try:
         return next((found for found in _checks(proposal, harness, jail, archive, key, domain, recorded) if found), [])

@@ -22,6 +22,7 @@ from whale_train.meta_harness.acceptance import choose, fresh, p_value
 from whale_train.meta_harness.archive import (
     Archive,
     Candidate,
+    Edits,
     Phase,
     Proposals,
     Round,
@@ -53,6 +54,7 @@ class SearchConfig:
         acceptance: "best" takes the highest mean in the archive under the current weights; "paired" replaces the
             accepted harness only on evidence, which fresh seeds confirm (`whale_train.meta_harness.acceptance`).
         level: the level of the tests of "paired".
+        edits: what a candidate may change of the accepted harness: "all", or "prompt-only", the text of its strings.
         refills: how often a round asks for others in the place of candidates that the gate refused.
         retries: how often a proposer that fails is asked again.
         backoff: seconds before it is asked again, doubled each time.
@@ -64,6 +66,7 @@ class SearchConfig:
     shadow: float = 0.25
     acceptance: Literal["best", "paired"] = "best"
     level: float = 0.1
+    edits: Edits = "all"
     refills: int = 2
     retries: int = 3
     backoff: float = 2.0
@@ -80,6 +83,8 @@ class SearchConfig:
                 raise UserError(f"{name} {getattr(self, name)}: give a share between 0 and 1")
         if self.acceptance not in ("best", "paired"):
             raise UserError(f"acceptance {self.acceptance!r}: give best or paired")
+        if self.edits not in ("all", "prompt-only"):
+            raise UserError(f"edits {self.edits!r}: give all or prompt-only")
 
 
 def search(
@@ -101,7 +106,7 @@ def search(
     `UserError` for a policy that answers nothing and for what a proposer cannot work without (a key, say).
     """
     tasks, _ = split_tasks(domain.splits.harness, config.shadow, config.tasks)
-    phase = Phase(key, ScoreKey(policy.weights_hash, tasks.hash, seed))
+    phase = Phase(key, ScoreKey(policy.weights_hash, tasks.hash, seed), config.edits)
     done = [r for r in archive.rounds if r.phase == key]
     now = done[-1].accepted if done else accepted.hash
     if len(done) < config.rounds or not done:

@@ -98,7 +98,8 @@ class _Conversation:
         self.service, self.limits = self.proposer.service, self.proposer.limits
         self.before = self.proposer.cost
         self.deadline = time.monotonic() + 60 * self.limits.minutes
-        brief = system_prompt(self.desk.archive.domain)
+        archive = self.desk.archive
+        brief = system_prompt(archive.domain, archive.phase.edits if archive.phase else "all")
         self.request = self.service.request(brief, tool_schemas(), self.limits.answer_tokens, self.seed)
 
     def run(self) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from whale_envs import Domain, Episode, Harness
 from whale_envs.harness.load import HarnessSourceError
 from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Score, tree_hash
+from whale_train.meta_harness.prompt_only import refused_edit
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.code import Code
 
@@ -276,6 +277,8 @@ class Submit(Tool, frozen=True):
             raise ToolInputError(str(error)) from None
         if names := Code(self.source).undefined():
             raise ToolInputError(f"the source uses names that nothing defines: {', '.join(sorted(names))}")
+        if refused := refused_edit(desk.archive, self.source):
+            raise ToolInputError(refused)
         tree = tree_hash(self.source)
         twin = desk.archive.with_tree(tree)
         if twin and (twin.gate or desk.score(twin)):  # one without a score under the present weights may be tried again

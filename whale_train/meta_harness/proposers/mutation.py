@@ -3,7 +3,8 @@
 It knows general mechanisms (`turn_mechanisms`, `view_mechanisms`, `text_mechanisms`, `crossover`), each found in a
 harness by its shape, and nothing of which of them help: that it reads from the archive. An ancestor is drawn the more
 often the better it scored; an axis (a mechanism and a direction) the more often it raised a child above its parent. A
-candidate is one edit or two, or what two ancestors changed, together.
+candidate is one edit or two, or what two ancestors changed, together. Where a phase lets only strings change, only
+edits of those are drawn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from whale_envs import Harness
 from whale_envs.errors import UserError
 from whale_train.meta_harness.archive import Archive, Candidate, tree_hash
+from whale_train.meta_harness.prompt_only import beyond_strings, refused_edit
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.code import Code
 from whale_train.meta_harness.proposers.crossover import common_ancestor, exchanged, merge, titled, trail
@@ -57,7 +59,7 @@ class MutationProposer:
             found = None
             for _ in range(DRAWS):
                 found = self._draw(archive, ranked, worth, rng)
-                if found and tree_hash(found.source) not in tried:
+                if found and tree_hash(found.source) not in tried and not refused_edit(archive, found.source):
                     break
                 found = None
             if found is None:
@@ -76,9 +78,10 @@ class MutationProposer:
         if len(ranked) > 1 and rng.random() < JOINED:
             return self._join(archive, parent, _pick(archive, [c for c in ranked if c is not parent], rng), rng)
         source = archive.source(parent.hash)
+        strings = archive.phase is not None and archive.phase.edits == "prompt-only"
         made: list[Edit] = []
         for _ in range(2 if rng.random() < TWICE else 1):
-            edit = draw_edit(source, worth, rng, [e.axis for e in made])
+            edit = draw_edit(source, worth, rng, [e.axis for e in made], strings)
             if edit is None:
                 return None
             source = edit.text
@@ -116,15 +119,24 @@ def edits_of(source: str) -> tuple[Edit, ...]:
     return tuple(e for mechanism in (*TURN_MECHANISMS, *VIEW_MECHANISMS, *TEXT_MECHANISMS) for e in mechanism(code))
 
 
-def draw_edit(source: str, worth: dict[str, float], rng: random.Random, taken: Sequence[str] = ()) -> Edit | None:
-    """An edit of `source`: an axis by its worth, then one of its steps, each as likely as the next.
+@functools.lru_cache(maxsize=256)
+def string_edits_of(source: str) -> tuple[Edit, ...]:
+    """Those of them that change nothing but strings."""
+    return tuple(e for e in edits_of(source) if not beyond_strings(source, e.text))
+
+
+def draw_edit(
+    source: str, worth: dict[str, float], rng: random.Random, taken: Sequence[str] = (), strings: bool = False
+) -> Edit | None:
+    """An edit of `source`, or of its `strings` alone: an axis by its worth, then one of its steps, each as likely as
+    the next.
 
     Axes that begin with the same word as one of those `taken` are left out, so that two edits are two ideas.
     None when there is no edit, or when the one drawn breaks the source (a mechanism met a shape that it misread).
     """
     axes: dict[str, list[Edit]] = defaultdict(list)
     words = {axis.split()[0] for axis in taken}
-    for edit in edits_of(source):
+    for edit in string_edits_of(source) if strings else edits_of(source):
         if edit.axis.split()[0] not in words:
             axes[edit.axis].append(edit)
     if not axes:
