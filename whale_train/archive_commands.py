@@ -112,7 +112,7 @@ def _line(archive: Archive, candidate: Candidate) -> Text:
         line.append(" accepted", "green")
     for score in candidate.scores.values():
         line.append(f" {100 * score.mean:.1f} ± {196 * score.se:.1f} %", "cyan")
-        line.append(f" of {score.n}, {score.turns:.1f} turns")
+        line.append(f" of {score.n}{', dropped' if score.dropped else ''}, {score.turns:.1f} turns")
     if candidate.gate:
         line.append(f" refused, {candidate.gate}", "red")
     if len(candidate.parents) > 1:

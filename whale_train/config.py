@@ -190,6 +190,8 @@ class SearchOptions(ArmOptions):
     so, and says so again under fresh seeds."""
     level: float = 0.1
     """The level of each of the two tests of paired."""
+    racing: bool = False
+    """Drop a candidate after 32 or 96 tasks where it is then very unlikely to come out best."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,6 +217,7 @@ class SearchOptions(ArmOptions):
             acceptance=self.acceptance,
             level=self.level,
             edits=self.edits,
+            racing=self.racing,
         )
 
 

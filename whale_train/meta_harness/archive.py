@@ -54,7 +54,8 @@ class Score(msgspec.Struct, frozen=True):
     """How a harness did on `n` tasks, one episode each: the mean of the verdicts with its standard error.
 
     `turns` is the mean number of model calls. `unit` is the ledger key under which the rollouts were paid, `dollars`
-    what a judge model cost.
+    what a judge model cost. `dropped`: it lost a race before it had played all tasks, and its mean is over those that
+    it played; it is compared with no other mean.
     """
 
     mean: float
@@ -66,6 +67,7 @@ class Score(msgspec.Struct, frozen=True):
     sampled_tokens: int = 0
     seconds: float = 0.0
     dollars: float = 0.0
+    dropped: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -207,12 +209,12 @@ class Archive:
         return next((c for c in self.candidates if c.tree == tree), None)
 
     def scored(self, key: ScoreKey | None = None) -> list[Candidate]:
-        """The candidates scored under `key` (by default the current phase's) and not refused: best mean first, ties to
-        fewer turns."""
+        """The candidates scored on all tasks under `key` (by default the current phase's) and not refused: best mean
+        first, ties to fewer turns."""
         if key is None and self.phase is None:
             return []
         name = str(key or self.phase.score_key)  # type: ignore[union-attr]
-        found = [c for c in self.candidates if name in c.scores and not c.gate]
+        found = [c for c in self.candidates if name in c.scores and not c.scores[name].dropped and not c.gate]
         return sorted(found, key=lambda c: (-c.scores[name].mean, c.scores[name].turns))
 
     def episodes(self, hash: str, key: ScoreKey | None = None) -> list[Episode]:

@@ -7,6 +7,7 @@ import math
 import re
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,8 @@ from whale_envs.episode import read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent, dollars, tokens
-from whale_train.meta_harness.archive import Score
+from whale_train.meta_harness.archive import Outcome, Score
+from whale_train.meta_harness.racing import behind, stages
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -39,14 +41,27 @@ def split_tasks(tasks: TaskSet, shadow: float, limit: int) -> tuple[TaskSet, Tas
 
 
 def evaluate(
-    policy: Policy, domain: Domain, harness: Harness, tasks: TaskSet, seed: int, unit: str, progress: Progress
+    policy: Policy,
+    domain: Domain,
+    harness: Harness,
+    tasks: TaskSet,
+    seed: int,
+    unit: str,
+    progress: Progress,
+    best: Mapping[str, Outcome] | None = None,
 ) -> tuple[Score, list[Episode]]:
     """Play each task once. Every harness sees the same tasks and, task by task, the same seeds.
+
+    With the outcomes of the `best` so far, it races against them: it may be dropped before it has played all tasks.
 
     Raises `UserError` when the policy answered nothing at all: that is no score of the harness.
     """
     start = time.perf_counter()
-    episodes = rollout(policy, domain, harness, tasks, "harness", seed, progress=progress)
+    episodes: list[Episode] = []
+    for first, last in stages(len(tasks)) if best is not None else [(0, len(tasks))]:
+        episodes += rollout(policy, domain, harness, tasks[first:last], "harness", seed, progress=progress)
+        if best is not None and last < len(tasks) and behind(episodes, best, len(tasks)):
+            break
     failures = [e.failure for e in episodes if e.failure and e.failure.owner == "policy"]
     if len(failures) == len(episodes):
         raise UserError(
@@ -65,6 +80,7 @@ def evaluate(
         sampled_tokens=sampled,
         seconds=round(time.perf_counter() - start, 3),
         dollars=dollars(episodes),
+        dropped=len(episodes) < len(tasks),
     )
     return score, episodes
 

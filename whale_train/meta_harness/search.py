@@ -54,6 +54,8 @@ class SearchConfig:
         acceptance: "best" takes the highest mean in the archive under the current weights; "paired" replaces the
             accepted harness only on evidence, which fresh seeds confirm (`whale_train.meta_harness.acceptance`).
         level: the level of the tests of "paired".
+        racing: whether candidates are dropped as soon as they are very unlikely to win
+            (`whale_train.meta_harness.racing`).
         edits: what a candidate may change of the accepted harness: "all", or "prompt-only", the text of its strings.
         refills: how often a round asks for others in the place of candidates that the gate refused.
         retries: how often a proposer that fails is asked again.
@@ -67,6 +69,7 @@ class SearchConfig:
     acceptance: Literal["best", "paired"] = "best"
     level: float = 0.1
     edits: Edits = "all"
+    racing: bool = False
     refills: int = 2
     retries: int = 3
     backoff: float = 2.0
@@ -115,6 +118,7 @@ def search(
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
         archive.begin(phase, now)
         work.score(archive[accepted.hash], accepted, f"{key} baseline")
+        null.recorded = archive.episodes(accepted.hash, phase.score_key)
         for number in range(len(done) + 1, config.rounds + 1):
             now = work.round(number, now)
     return accepted if now == accepted.hash else archive.harness(now)
@@ -259,7 +263,8 @@ class _Phase:
         )
         mean = None
         if not refused:
-            mean = self.score(candidate, self.archive.harness(candidate.hash), unit, hypothesis=proposal.hypothesis)
+            harness = self.archive.harness(candidate.hash)
+            mean = self.score(candidate, harness, unit, hypothesis=proposal.hypothesis, races=self.config.racing)
             refused = provenance_findings(self.archive.episodes(candidate.hash, key))
             if refused:
                 self.archive.refuse(candidate.hash, refused)
@@ -268,13 +273,25 @@ class _Phase:
         return Tried(candidate.hash, proposal.hypothesis, str(refused[0]) if refused else "", mean)
 
     def score(
-        self, candidate: Candidate, harness: Harness, unit: str, key: ScoreKey | None = None, hypothesis: str = ""
+        self,
+        candidate: Candidate,
+        harness: Harness,
+        unit: str,
+        key: ScoreKey | None = None,
+        hypothesis: str = "",
+        races: bool = False,
     ) -> float:
-        """A candidate's mean under `key` (by default the phase's), played if it is not on file."""
+        """A candidate's mean under `key` (by default the phase's), played if it is not on file.
+
+        One that `races` against the best so far may be dropped before it has played all tasks.
+        """
         key = key or self.phase.score_key
         if str(key) not in candidate.scores:
             self.progress.begin(unit, len(self.tasks))
-            score, episodes = evaluate(self.policy, self.domain, harness, self.tasks, key.seed, unit, self.progress)
+            best = self.archive.outcomes(self.archive.scored(key)[0].hash, key) if races else None
+            score, episodes = evaluate(
+                self.policy, self.domain, harness, self.tasks, key.seed, unit, self.progress, best
+            )
             self.archive.record(candidate.hash, key, score, episodes)
         score = candidate.scores[str(key)]
         self.ledger.add(spent(score, "search"))
@@ -282,6 +299,7 @@ class _Phase:
         self.progress.score(score.mean)
         self.progress.say(
             f"{unit}: {candidate.hash} {score.mean:.3f}, {score.turns:.1f} turns"
+            + (f", dropped after {score.n} tasks" if score.dropped else "")
             + (f" · {first_line}" if first_line else "")
         )
         return score.mean

@@ -1,0 +1,168 @@
+"""Racing: who is dropped can hardly win, is compared with nobody, costs what it played, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_runs import H0, files, rewording, run
+
+from whale_envs import Domain, Harness
+from whale_envs.domains import load_domain
+from whale_train.arguments import parse
+from whale_train.ledger import Ledger
+from whale_train.meta_harness import archive as archive_module
+from whale_train.meta_harness.acceptance import choose
+from whale_train.meta_harness.archive import Archive, Score
+from whale_train.meta_harness.evaluate import split_tasks
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
+from whale_train.meta_harness.racing import LEVEL, STAGES, catch_up, stages
+from whale_train.meta_harness.search import SearchConfig
+from whale_train.policies.base import Request
+from whale_train.policies.scripted import ScriptedPolicy
+
+CONFIG = SearchConfig(rounds=1, candidates=3, tasks=100, refills=0, backoff=0, racing=True)
+BAD, EVEN, GOOD = rewording("Bad"), rewording("Even"), rewording("Good")
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(scope="module")
+def domain() -> Domain:
+    return load_domain("search-qa")
+
+
+def policy(domain: Domain) -> ScriptedPolicy:
+    """Answers half of the tasks right; under BAD none, under GOOD three quarters."""
+    tasks, _ = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
+    known = {t.shown["question"]: (place, t.gold[0]) for place, t in enumerate(tasks)}
+
+    def answer(request: Request) -> str:
+        shown = request.ask.messages[1]["content"]
+        place, gold = known.get(shown.partition("uestion: ")[2].partition("\n")[0], (0, "x"))
+        right = {"Bad": 0, "Goo": 3}.get(shown[:3], 2) > place % 4
+        return f"<answer>{gold if right else 'nobody'}</answer>"
+
+    return ScriptedPolicy(answer, "policy")
+
+
+def race(domain: Domain, folder: Path, config: SearchConfig = CONFIG) -> tuple[Harness, Archive, list[str]]:
+    accepted, _, told = run(domain, folder, ScriptedProposer(BAD, EVEN, GOOD), config, policy(domain))
+    return accepted, Archive(folder / "archive", "search-qa"), told.lines
+
+
+def test_one_that_is_far_behind_stops_and_costs_what_it_played(domain: Domain, tmp_path: Path) -> None:
+    accepted, archive, said = race(domain, tmp_path)
+    key = str(archive.phase.score_key)  # type: ignore[union-attr]
+    scores = {c.hash: c.scores[key] for c in archive.candidates}
+    bad, even, good = (Harness(p.source).hash for p in (BAD, EVEN, GOOD))
+    assert (scores[bad].n, scores[bad].dropped) == (STAGES[0], True)
+    assert [scores[h].n for h in (H0.hash, even, good)] == [100] * 3 and not scores[even].dropped
+    assert accepted.hash == good
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 332
+    assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == 32
+    assert any(f"{bad} 0.000, 1.0 turns, dropped after 32 tasks" in line for line in said)
+    before = files(tmp_path)
+    race(domain, tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_those_who_play_on_score_as_they_do_without_a_race(domain: Domain, tmp_path: Path) -> None:
+    _, raced, _ = race(domain, tmp_path / "raced")
+    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 3, 100, refills=0))
+    key = raced.phase.score_key  # type: ignore[union-attr]
+    for hash in (Harness(p.source).hash for p in (EVEN, GOOD)):
+        assert raced.outcomes(hash, key) == calm.outcomes(hash, key)
+        assert raced.episodes(hash, key) == calm.episodes(hash, key)
+
+
+def test_a_mean_over_fewer_tasks_is_not_accepted(domain: Domain, tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "search-qa")
+    old, new = (archive.add(s, "", (), (), "x") for s in (H0.source, GOOD.source))
+    key = archive_module.ScoreKey("w", "d", 0)
+    archive.record(old.hash, key, Score(0.5, 0.1, 100, 2.0, "u"), [])
+    archive.record(new.hash, key, Score(0.9, 0.1, 32, 2.0, "v", dropped=True), [])
+    assert choose(archive, key, old.hash) == old.hash
+    assert archive.scored(key) == [old]
+
+
+class Killed(BaseException):
+    """What a kill looks like from within."""
+
+
+def test_killed_at_any_write_the_same_ones_are_dropped(
+    domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(CONFIG, tasks=40)
+    race(domain, tmp_path / "undisturbed", few)
+    write = archive_module.write_atomic
+    for fatal in (13, 25):
+        left = fatal
+
+        def dying(path: Path, data: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            write(path, data)
+
+        monkeypatch.setattr(archive_module, "write_atomic", dying)
+        with pytest.raises(Killed):
+            race(domain, tmp_path / str(fatal), few)
+        monkeypatch.setattr(archive_module, "write_atomic", write)
+        race(domain, tmp_path / str(fatal), few)
+        assert files(tmp_path / str(fatal)) == files(tmp_path / "undisturbed")
+
+
+# ---------------------------------------------------------------------------------------------- the test
+
+
+def test_the_stages_cover_all_tasks_in_order() -> None:
+    assert stages(256) == [(0, 32), (32, 96), (96, 256)]
+    assert stages(96) == [(0, 32), (32, 96)]
+    assert stages(32) == [(0, 32)] and stages(1) == [(0, 1)]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 8))
+def test_it_is_a_chance_that_grows_with_wins_and_falls_with_losses(wins: int, losses: int, part: int) -> None:
+    share = 1 / part
+    assert 0 < catch_up(wins, losses, share) <= 1 + 1e-9
+    assert catch_up(wins + 1, losses, share) >= catch_up(wins, losses, share) - 1e-9
+    assert catch_up(wins, losses + 1, share) <= catch_up(wins, losses, share) + 1e-9
+
+
+def test_it_is_fishers_exact_test() -> None:
+    """2 of 10 discordant tasks won, of 20 in all, 10 of them wins: by hand."""
+    by_hand = Fraction(1 + 10 * 10 + 45 * 45, 184756) - 0
+    assert catch_up(2, 8, 0.5) == pytest.approx(float(by_hand))
+    assert catch_up(0, 0, 0.5) == 1
+    assert catch_up(0, 6, 0.999) < catch_up(0, 6, 0.1), "with fewer tasks left there is less to catch up on"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.6))
+def test_one_that_is_even_on_the_whole_is_dropped_by_a_stage_no_more_often_than_the_level(
+    seed: int, apart: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    half = round(128 * apart)
+    signs = np.array([1] * half + [-1] * half + [0] * (256 - 2 * half))
+    for stage in STAGES:
+        drawn = [rng.permutation(signs)[:stage] for _ in range(300)]
+        dropped = [catch_up(int((d > 0).sum()), int((d < 0).sum()), stage / 256) <= LEVEL for d in drawn]
+        assert np.mean(dropped) < LEVEL + 4 * (LEVEL / 300) ** 0.5
+
+
+def test_the_command_line_takes_it() -> None:
+    assert parse(["search", "--racing"]).search.racing  # type: ignore[union-attr]
+    assert not parse(["run"]).search.racing  # type: ignore[union-attr]
