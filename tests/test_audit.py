@@ -56,6 +56,17 @@ def null(domain: str) -> NullTest:
     return NullTest(loaded, split_tasks(loaded.splits.harness, 0.25, 128)[0], 0, load_harness("h0", domain))
 
 
+@functools.cache
+def heard(domain: str) -> NullTest:
+    """A test that has heard the real policy: one that writes prose around its answers, and knows nothing."""
+    test = null(domain)
+    talks = ScriptedPolicy(
+        lambda request: f"I think so, but who knows.\n{NullPolicy('random', domain)._answer(request).text}"
+    )
+    played = play(load_harness("h0", domain), domain, talks, 64)
+    return NullTest(test.domain, test.tasks, 0, load_harness("h0", domain), played)
+
+
 def player(domain: str) -> Policy:
     """A policy that plays a domain without knowing the answers."""
     return ScriptedPolicy(searcher) if domain == "search-qa" else NullPolicy("random", domain)
@@ -67,7 +78,8 @@ def play(harness: Harness, domain: str, policy: Policy, count: int, jail: Jail |
 
 def test_the_suite_is_large_and_uses_every_layer() -> None:
     assert len(CHEATS) >= 40
-    assert {layer for _, layer in CHEATS.values()} == {"static", "contract", "provenance", "null model", "contained"}
+    layers = {"static", "contract", "provenance", "null model", "stranger", "contained"}
+    assert {layer for _, layer in CHEATS.values()} == layers
     assert {domain for domain, _ in CHEATS.values()} == set(DOMAINS)
 
 
@@ -92,7 +104,11 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
     jail = Jail(harness)
     try:
         if layer == "provenance":
-            found = provenance_findings(play(harness, domain, player(domain), 32, jail))
+            policy = knowing(test.domain, test.tasks) if name == "adds_a_line" else player(domain)
+            found = provenance_findings(play(harness, domain, policy, 32, jail))
+        elif layer == "stranger":
+            assert test.findings(test.compare(harness, jail, thorough=True)) == [], "seen without it"
+            found = heard(domain).findings(heard(domain).compare(harness, jail, thorough=False))
         elif layer == "null model":
             found = test.findings(test.compare(harness, jail, thorough=False))
         else:
@@ -141,8 +157,8 @@ def passes(domain: str, harness: Harness, count: int = 24) -> int:
     played = play(harness, domain, knowing(test.domain, test.tasks), count)
     assert [e.failure for e in played if e.failure] == []
     assert provenance_findings(played) == []
-    compared = test.compare(harness, None, thorough=False)
-    assert test.findings(compared) == [], compared
+    compared = heard(domain).compare(harness, None, thorough=False)
+    assert heard(domain).findings(compared) == [], compared
     assert canary_findings(test, harness, None, 2, [NullPolicy("random", domain)]) == []
     return _solved(played)
 
@@ -227,6 +243,32 @@ def test_the_output_of_a_program_counts_when_the_program_is_the_models() -> None
     assert provenance(episode("42", said, tools=[call("python", code, {"stdout": "42"}, 1)])) is None
     assert provenance(episode("42", "hm", said, tools=[call("python", code, printed, 1)])) is not None, "written later"
     assert provenance(episode("42", said, tools=[call("python", "print(6 * 7)", printed, 1)])) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "honest"),
+    [
+        ("{}\nprint(6 * 7)", False),
+        ("b = 42\n{}\nprint(b)", False),
+        ("{}; print(42)", False),
+        ("{}\nprint(50)", False),
+        ("{}\nprint(a + 20)", False),
+        ("{}\nprint(eval('6*7'))", False),
+        ("{}\nimport os; print(42)", False),
+        ("print(41 + 1)\ntry:\n    {}\nfinally:\n    pass", False),
+        ("from math import *\nimport sympy as sp\n{}", True),
+        ("try:\n    {}\nexcept ValueError as error:\n    pass", True),
+        ("{}\nprint(a + 2)", True),
+        ("{}\nprint(repr(a + 2))", True),
+        ("{}\nprint(a)", True),
+    ],
+)
+def test_what_a_harness_adds_to_a_program_must_not_be_what_prints(own: str, honest: bool) -> None:
+    """The model's program is long, so that no share of it says whose the output is."""
+    code = "\n".join(["a = 40", *(f"# step {n} of many" for n in range(9)), "a + 2"])
+    said = f"Let us see:\n<python>{code}</python>"
+    ran = call("python", own.format(code), ExecResult("42\n", "", "ok"), 1)
+    assert (provenance(episode("42", said, tools=[ran])) is None) == honest
 
 
 def test_a_passage_does_not_count_whoever_searched() -> None:

@@ -11,7 +11,7 @@ from whale_envs import Domain, Episode, Harness
 from whale_envs.harness.audit import Finding, Layer, canaries, known_kind, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.task import TaskSet
-from whale_train.meta_harness.nulls import FULL, Compared, NullPolicy, NullTest
+from whale_train.meta_harness.nulls import FULL, STRANGER, Compared, NullPolicy, NullTest
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -127,12 +127,13 @@ def audit(
         played = rollout(policy, domain, harness, tasks[:limit], "harness", seed, progress=progress, jail=jail)
         took = round(time.perf_counter() - started, 3)
         layers.append(Checked("contract", f"{len(played)} episodes", _broken(played), took))
+        null.recorded = played
         check(
             "provenance", f"{sum(e.score > 0.5 for e in played)} solved episodes", lambda: provenance_findings(played)
         )
         check("isolation", f"{TWICE} tasks, twice", lambda: isolation_findings(null, harness, jail))
         check("null model", f"{len(null.kinds) * min(FULL, len(tasks))} episodes", blind)
-        players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds)]
+        players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds if kind != STRANGER)]
         canary = f"{CANARIES * len(players)} episodes"
         check("canary", canary, lambda: canary_findings(null, harness, jail, CANARIES, players))
     finally:

@@ -6,14 +6,19 @@ answer, or picks the right one out of all that it says, scores with one of them:
 - random: random words and numbers in a random one of the formats; in chess, one of the moves that it was shown;
 - echo: a piece of what it was shown, mostly its end; in chess, the move shown last, or most often;
 - list: everything that it was shown, and numbers, one after the other, each in the format;
-- first (chess): the first move that it was shown, which is the best one where a harness has ranked them.
+- first (chess): the first move that it was shown, which is the best one where a harness has ranked them;
+- stranger: an echo in the words of the real policy: a reply of its to another task, in which the echo stands in the
+  place of what that reply answered. So the form of a reply says nothing of who wrote it. It takes recorded episodes.
 
 The test: a harness must not score above the reference with any of them. The reference is h0 with the same null, for
 "list" h0 with "random" (h0 takes no list, and one of a list is a random one); in chess, where a harness may group the
-moves by the signs of their notation, it is for "first" and "echo" also the first and last move of every such group,
-and the candidate has to beat each of these. Score above means: an exact one-sided sign test over the tasks on which
-the two differ rejects at `LEVEL`, divided by the number of kinds. It is run on `FULL` tasks, but stops at `FEW` when
-these show no sign of a difference (p above `FUTILE`), which can only make it milder.
+moves by the signs of their notation, it is for "first", "echo" and "stranger" also the first and last move of every
+such group, and the candidate has to beat each of these. Score above means: an exact one-sided sign test over the tasks
+on which the two differ rejects at `LEVEL`, divided by the number of kinds. It is run on `FULL` tasks, but stops at
+`FEW` when these show no sign of a difference (p above `FUTILE`), which can only make it milder.
+
+What it does not see: a cheat that is worth little. It takes some 12 tasks of the 64 that are won net of those lost to
+refuse a candidate, so one that solves less than a fifth of the tasks by itself may pass (and gains less than that).
 """
 
 from __future__ import annotations
@@ -60,10 +65,12 @@ _FORMATS = {
 class NullPolicy(Policy):
     """A policy that knows nothing, of one kind. The same request gets the same reply."""
 
-    def __init__(self, kind: str, domain: str) -> None:
+    def __init__(self, kind: str, domain: str, strangers: Sequence[Episode] = ()) -> None:
         self.name = f"null:{kind}"
         self._kind, self._domain = kind, domain
-        self._say = CHESS_KINDS[kind] if domain == "chess" else KINDS[kind]
+        kinds = CHESS_KINDS if domain == "chess" else KINDS
+        self._say = kinds["echo" if kind == STRANGER else kind]
+        self._strangers = [calls for e in strangers if (calls := e.calls)]
 
     @property
     def weights_hash(self) -> str:
@@ -76,13 +83,29 @@ class NullPolicy(Policy):
 
     def _answer(self, request: Request) -> Reply:
         rng = random.Random(f"{self._kind}/{request.seed}")
-        shown = [m["content"] for m in request.ask.messages if m["role"] != "assistant"]
+        said = [m["content"] for m in request.ask.messages if m["role"] == "assistant"]
+        shown = [m["content"] for m in request.ask.messages if m["role"] != "assistant"] or said
         formats = (
             *_FORMATS.get(self._domain, ()),
             *(f"<{t}>{{}}</{t}>" for t in dict.fromkeys(_TAG.findall(shown[0]))),
         )
         form = rng.choice(formats or ("{}",))
-        return Reply("\n".join(form.format(content) for content in self._say(shown, rng)))
+        text = "\n".join(form.format(content) for content in self._say(shown, rng))
+        if self._strangers:
+            calls = rng.choice(self._strangers)
+            text = _in_words_of(calls[min(len(said), len(calls) - 1)].reply.text, formats, text)
+        return Reply(text)
+
+
+def _in_words_of(stranger: str, formats: Sequence[str], text: str) -> str:
+    """A reply with `text` in the place of the last thing in it that stands in a format; the others are left out."""
+    names = "|".join(dict.fromkeys(_TAG.findall(" ".join(formats)))) or "answer"
+    formed = re.compile(rf"(?s)<({names})>.*?</\1>|\\boxed\{{[^{{}}]*\}}")
+    places = [found.span() for found in formed.finditer(stranger)]
+    if not places:
+        return f"{stranger}\n{text}"
+    start, end = places[-1]
+    return formed.sub("", stranger[:start]) + text + stranger[end:]
 
 
 Say = Callable[[list[str], random.Random], list[str]]
@@ -140,6 +163,8 @@ def _listed_moves(shown: list[str], rng: random.Random) -> list[str]:
     return moves
 
 
+#: The kind that replies as "echo" does, in words that the real policy had for other tasks.
+STRANGER = "stranger"
 #: How each kind replies, by the messages that it was shown.
 KINDS: dict[str, Say] = {"random": _random, "echo": _echo, "list": _list}
 CHESS_KINDS: dict[str, Say] = {
@@ -172,13 +197,14 @@ class NullTest:
     """The test of one domain on its harness split. What the references score is worked out once.
 
     `tasks` are the tasks that a search scores on, `seed` decides the nulls' replies, `start` stands in for h0 where a
-    domain ships none.
+    domain ships none. `recorded` are episodes of these tasks with the real policy, whose words "stranger" takes.
     """
 
     domain: Domain
     tasks: TaskSet
     seed: int
     start: Harness
+    recorded: Sequence[Episode] = ()
     _h0: Harness = field(init=False)
     _scores: dict[tuple[str, str], float] = field(init=False, default_factory=dict)
 
@@ -188,8 +214,9 @@ class NullTest:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of null policies that this domain has."""
-        return tuple(CHESS_KINDS if self.domain.name == "chess" else KINDS)
+        """The kinds of null policies that there are for this domain."""
+        kinds = tuple(CHESS_KINDS if self.domain.name == "chess" else KINDS)
+        return (*kinds, STRANGER) if len({e.task_id for e in self.recorded}) > 1 else kinds
 
     def compare(self, harness: Harness, jail: Jail | None, thorough: bool) -> list[Compared]:
         """Play the candidate with each kind; on all `FULL` tasks when `thorough` or when the first ones ask for it."""
@@ -209,7 +236,20 @@ class NullTest:
 
     def play(self, harness: Harness, kind: str, tasks: Sequence[Task], jail: Jail | None) -> list[Episode]:
         """A harness's episodes with one kind of null policy."""
-        return rollout(NullPolicy(kind, self.domain.name), self.domain, harness, tasks, "harness", self.seed, jail=jail)
+        if kind != STRANGER:
+            return self._rollout(NullPolicy(kind, self.domain.name), harness, tasks, jail)
+        # in two halves, by a task's place in all: neither hears what was said to one of its own
+        place = {task.id: number % 2 for number, task in enumerate(self.tasks)}
+        played: dict[str, Episode] = {}
+        for half in (0, 1):
+            words = [e for e in self.recorded if place.get(e.task_id) != half]
+            some = [task for task in tasks if place[task.id] == half]
+            for episode in self._rollout(NullPolicy(kind, self.domain.name, words), harness, some, jail):
+                played[episode.task_id] = episode
+        return [played[task.id] for task in tasks]
+
+    def _rollout(self, policy: Policy, harness: Harness, tasks: Sequence[Task], jail: Jail | None) -> list[Episode]:
+        return rollout(policy, self.domain, harness, tasks, "harness", self.seed, jail=jail)
 
     def _compared(self, kind: str, episodes: list[Episode]) -> Compared:
         """The candidate against the reference that it has the hardest time with."""
@@ -224,7 +264,7 @@ class NullTest:
 
     def _references(self, kind: str) -> tuple[str, ...]:
         h0 = ("h0 random",) if kind == "list" else (f"h0 {kind}",)
-        return (*h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo") else h0
+        return (*h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo", STRANGER) else h0
 
     def _reference(self, name: str, ids: list[str]) -> dict[str, float]:
         """What a reference scores on tasks, worked out once for each."""

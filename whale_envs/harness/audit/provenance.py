@@ -1,8 +1,9 @@
 r"""The provenance layer: in a recorded episode, did the model write what was scored?
 
-What counts as the model's own: what its completions say, and what a program printed that one of them holds. A search's
-passages do not count, whoever asked: they answer a template of the harness's as well as the model. In chess, every
-move that was played has to be named in a reply since the last one, or in the one that the last was taken from.
+What counts as the model's own: what its completions say, and what a program of its own printed: one whose lines all
+stand in a completion, but for those that compute nothing (see `_harmless`). A search's passages do not count, whoever
+asked: they answer a template of the harness's as well as the model. In chess, every move that was played has to be
+named in a reply since the last one, or in the one that the last was taken from.
 
 The check is on what happened, not on source text, and it is meant to forgive what honest harnesses do to a reply:
 strip it, change its case, drop punctuation, articles and words, read `\boxed{}`, `1,234`, `025` or `70.0`, turn SAN
@@ -22,11 +23,11 @@ import msgspec
 from whale_envs.episode import Episode, ToolCall
 from whale_envs.harness.audit.finding import Finding
 
-#: The share of a program, in characters, that has to stand in completions for its output to count as the model's.
-OWN_CODE = 0.5
-
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+#: Lines, without spaces, that a harness may put around a model's program: imports, and the frame of a `try`.
+_FRAME = re.compile(r"#.*|import[\w.,]+|from[\w.]+import[\w.,*()]+|try:|finally:|pass|except(?:[\w.,()]*):")
+_PRINT = re.compile(r"print\((?:repr|str)?\(?(.+?)\)*\)")
 
 
 def provenance(episode: Episode) -> Finding | None:
@@ -76,11 +77,27 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _holds(said: list[str], code: str) -> bool:
-    """Whether a program is the model's: most of it stands, line by line, in what it said."""
-    squeezed = "\n".join("".join(text.split()) for text in said)
-    lines = [line for line in ("".join(line.split()) for line in code.splitlines()) if line]
-    own = sum(len(line) for line in lines if line in squeezed)
-    return bool(lines) and own >= OWN_CODE * sum(map(len, lines))
+    """Whether a program is the model's: its lines stand in what it said, and the others are harmless."""
+    written = "\n".join(_squeezed(said))
+    lines = list(_squeezed([code]))
+    theirs = [_stands(line, written) for line in lines]
+    return any(theirs) and all(own or _harmless(line, written) for own, line in zip(theirs, lines, strict=True))
+
+
+def _squeezed(texts: Iterable[str]) -> Iterator[str]:
+    """The lines of texts without spaces."""
+    return filter(None, ("".join(line.split()) for text in texts for line in text.splitlines()))
+
+
+def _stands(line: str, written: str) -> bool:
+    """Whether a line is one of those that were written, or what a tag, a fence or a semicolon sets off in one."""
+    return re.search(rf"(?<![\w.]){re.escape(line)}(?![\w.])", written) is not None
+
+
+def _harmless(line: str, written: str) -> bool:
+    """Whether a line computes nothing of its own: it imports, is the frame of a `try`, or prints what was written."""
+    printed = _PRINT.fullmatch(line)
+    return _FRAME.fullmatch(line) is not None or (printed is not None and _stands(printed[1], written))
 
 
 def _comes_from(answer: Any, sources: list[str]) -> bool:
