@@ -1,118 +1,155 @@
-"""Sampling speed of TransformersPolicy beside `model.generate`, on the prompts that real episodes ask.
+"""Sampling through environment and harness beside bare generation, lock-step batches and TRL's GRPO path.
 
-Plays a domain's tasks once, and keeps the requests of all turns; then times both on them, turn by turn: the policy,
-in which requests join as others end, and `generate` in lock-step, each batch padded to one length until its last row
-has ended. The time of the rollout itself, with environment and harness, stands beside. CPU seconds are those of this
-process.
+A domain's tasks are played once to learn what is asked: each episode's prompts and their replies. Then, in processes of
+their own that take turns, the same is sampled by
 
-    OMP_NUM_THREADS=1 python benchmarks/rollout/run.py --policy tiny --domain search-qa --tasks 64 --repeats 4
+    rollout     `whale_train.rollout`: environment, harness, tools and policy
+    bare        the same policy fed the recorded prompts in the same order, without environment and harness
+    lock-step   transformers' `generate`, turn by turn in batches of 64, padded, until the last row has ended
+    trl         `GRPOTrainer`'s own way from prompts to completions, on the same batches
+
+and, with replies of a fixed length, rollouts of more episodes, more turns and longer replies.
+
+    OMP_NUM_THREADS=1 python benchmarks/rollout/run.py --smollm2 DIR
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import platform
+import resource
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
+from systems import SYSTEMS, play, steady
 
-from whale_envs import load_domain, load_harness
-from whale_envs.episode import Reply
-from whale_train.policies import PolicyError, Request
-from whale_train.policies.base import Ended, Sampler
-from whale_train.policies.load import load_model
-from whale_train.policies.transformers import TransformersPolicy
-from whale_train.rollout import CONCURRENT, rollout
-
-Calls = list[tuple[Request, Reply | PolicyError]]
+HERE = Path(__file__).parent
+#: Most that a rollout may take of what bare generation of the same takes.
+TARGETS = {"tiny": 1.10, "smollm2": 1.05}
+#: (episodes, turns, tokens a reply): each of the three grows by itself.
+GROWTH = [(16, 1, 32), (64, 1, 32), (256, 1, 32), (64, 4, 32), (64, 16, 32), (64, 1, 128), (64, 1, 512)]
 
 
-class Watched(Sampler):
-    """A sampler that keeps what it was asked and what came of it."""
+def main(smollm2: Path | None = None, rounds: int = 3, tasks: int = 64, repeats: int = 4) -> None:
+    """Run the benchmark and write results.json beside this file.
 
-    def __init__(self, sampler: Sampler, calls: Calls) -> None:
-        self._sampler, self._calls, self._asked = sampler, calls, dict[int, Request]()
-
-    def submit(self, requests: Sequence[Request]) -> list[int]:
-        """See `Sampler.submit`."""
-        tickets = self._sampler.submit(requests)
-        self._asked |= zip(tickets, requests, strict=True)
-        return tickets
-
-    def collect(self) -> list[Ended]:
-        """See `Sampler.collect`."""
-        ended = self._sampler.collect()
-        self._calls += [(self._asked.pop(ticket), reply) for ticket, reply in ended]
-        return ended
-
-
-def main(policy: str = "tiny", domain: str = "search-qa", tasks: int = 64, repeats: int = 4, seed: int = 0) -> None:
-    """Run the benchmark and write results.json beside this file."""
-    loaded, opened = load_domain(domain), load_model(policy, domain)
-    calls: Calls = []
-    open_sampler = opened.sampler
-    opened.sampler = lambda: Watched(open_sampler(), calls)  # type: ignore[method-assign]
-    harness = load_harness("h0", domain)
-    episodes, whole = timed(
-        lambda: rollout(opened, loaded, harness, loaded.splits["harness"][:tasks], "harness", seed, repeats)
-    )
-    opened.sampler = open_sampler  # type: ignore[method-assign]
-    turns: dict[int, Calls] = {}
-    for call in calls:
-        turns.setdefault(sum(m["role"] == "assistant" for m in call[0].ask.messages), []).append(call)
-    replies = [r for _, r in calls if isinstance(r, Reply)]
-    sampled = sum(len(r.completion_ids or ()) for r in replies)
-    _, ours = timed(lambda: [opened.generate([request for request, _ in turn]) for turn in turns.values()])
-    batches = [turn[at : at + CONCURRENT] for turn in turns.values() for at in range(0, len(turn), CONCURRENT)]
-    theirs_sampled, theirs = timed(lambda: sum(hf_generate(opened, batch) for batch in batches))
+    Args:
+        smollm2: the folder of SmolLM2-135M-Instruct (see `tests/test_load_policy.py`); None leaves it out.
+        rounds: how often each system is measured.
+        tasks: tasks of the bundled model, and how often each is played.
+        repeats: see `tasks`.
+    """
+    load = os.getloadavg()[0]
+    models = [("tiny", "tiny", domain, tasks, repeats) for domain in ("search-qa", "math", "chess")]
+    if smollm2 is not None:
+        models.append(("smollm2", f"hf:{smollm2}", "search-qa", 8, 2))
+    sampling, told = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, policy, domain, number, times in models:
+            calls, runs = Path(folder) / f"{name}-{domain}", dict[str, list[dict[str, float]]]()
+            about = alone("record", policy, domain, str(number), str(times), str(calls))
+            for _ in range(rounds if name == "tiny" else 1):
+                for system in SYSTEMS:
+                    runs.setdefault(system, []).append(
+                        alone(system, policy, domain, str(number), str(times), str(calls))
+                    )
+            sampling[f"{name} {domain}"] = {"workload": about, **{s: beside(runs[s], runs["rollout"]) for s in SYSTEMS}}
+            slower = 1 / statistics.median(ratios(runs["bare"], runs["rollout"]))
+            met = "met" if slower <= TARGETS[name] else "missed"
+            told[f"{name} {domain}: rollout / bare"] = f"{slower:.3f}, at most {TARGETS[name]}: {met}"
+            print(f"{name} {domain}", json.dumps(sampling[f"{name} {domain}"], indent=2), flush=True)
+    growth = [
+        dict(zip(("episodes", "turns", "tokens"), size, strict=True)) | alone("steady", *map(str, size))
+        for size in GROWTH
+    ]
+    command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/rollout/run.py", *sys.argv[1:]])
     results = {
-        "command": " ".join(["python", "benchmarks/rollout/run.py", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, device {opened.model.device}",
-        "versions": {p: version(p) for p in ("torch", "transformers")},
-        "episodes": len(episodes),
-        "calls": len(replies),
-        "prompt_tokens_per_call": sum(len(r.prompt_ids or ()) for r in replies) / len(replies),
-        "sampled_tokens_per_call": sampled / len(replies),
-        "rollout": whole,
-        "policy": {**ours, "sampled_tokens_per_cpu_second": sampled / ours["cpu_seconds"]},
-        "model.generate": {**theirs, "sampled_tokens_per_cpu_second": theirs_sampled / theirs["cpu_seconds"]},
+        "command": command.replace(str(smollm2), "DIR"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, load {load:.1f} before",
+        "versions": {p: version(p) for p in ("torch", "transformers", "trl")},
+        "unit": "wall seconds, and how many times the rollout's of the same round: median [least, most]; processor "
+        "seconds of the sampling process; MiB at most, above the process before sampling",
+        "target": told,
+        "sampling": sampling,
+        "growth": growth,
     }
-    Path(__file__).with_name("results.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps({"target": told, "growth": growth}, indent=2))
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """The result of `work` and what it took."""
+def alone(system: str, *args: str) -> dict[str, float]:
+    """One measurement, in a process of its own."""
+    command = [sys.executable, __file__, "--measure", system, *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{system} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def beside(runs: list[dict[str, float]], rollouts: list[dict[str, float]]) -> dict[str, str]:
+    """A system's figures: median, least and most."""
+    return {
+        "seconds": spread([run["seconds"] for run in runs]),
+        "to_rollout": spread(ratios(runs, rollouts)),
+        "cpu_seconds": spread([run["cpu_seconds"] for run in runs]),
+        "tokens_per_second": spread([run["tokens"] / run["seconds"] for run in runs], 0),
+        "peak_mib": spread([run["mib"] for run in runs], 0),
+    }
+
+
+def ratios(runs: list[dict[str, float]], rollouts: list[dict[str, float]]) -> list[float]:
+    """How many times as long as the rollout of the same round, for as many sampled tokens."""
+    pace = [run["seconds"] / run["tokens"] for run in runs]
+    return [p / (r["seconds"] / r["tokens"]) for p, r in zip(pace, rollouts, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def measure(system: str, args: list[str]) -> None:
+    """Do one measurement and print what it took."""
+    if system == "steady":
+        print(json.dumps(timed(*steady(*map(int, args)))))
+        return
+    policy, domain, tasks, repeats, path = args
+    if system == "record":
+        chains = play("rollout", policy, domain, int(tasks), int(repeats), None)[1]()
+        Path(path).write_bytes(pickle.dumps(chains))
+        calls = [call for chain in chains for call in chain]
+        lengths = sorted(len(reply.completion_ids or ()) for _, reply in calls)
+        about = {"episodes": len(chains), "calls": len(calls), "shortest": lengths[0], "longest": lengths[-1]}
+        about["prompt_tokens_per_call"] = round(sum(len(r.prompt_ids or ()) for _, r in calls) / len(calls))
+        print(json.dumps(about | {"sampled_tokens_per_call": round(sum(lengths) / len(lengths), 1)}))
+        return
+    chains = pickle.loads(Path(path).read_bytes())
+    print(json.dumps(timed(*play(system, policy, domain, int(tasks), int(repeats), chains))))
+
+
+def timed(tokens_of: Any, work: Any) -> dict[str, float]:
+    """What `work` took, and the tokens that it sampled."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cpu, wall = time.process_time(), time.perf_counter()
     result = work()
-    return result, {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - wall}
-
-
-def hf_generate(policy: TransformersPolicy, calls: Calls) -> int:
-    """Sample the same prompts with `model.generate`; returns how many tokens came before the rows' ends."""
-    prompts = [reply.prompt_ids or [] for _, reply in calls if isinstance(reply, Reply)]
-    batch = policy.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(
-        policy.model.device
-    )
-    width = batch["input_ids"].shape[1]
-    ids = policy.model.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        do_sample=True,
-        temperature=policy.sampling.temperature,
-        top_k=policy.sampling.top_k,
-        max_new_tokens=max(r.max_tokens for r, _ in calls),
-        pad_token_id=policy.tokenizer.pad_token_id,
-        eos_token_id=sorted(policy.prompts.ends),
-    )
-    return int((ids[:, width:] != policy.tokenizer.pad_token_id).sum())
+    took = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - wall}
+    mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {**took, "tokens": tokens_of(result), "mib": mib}
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    if sys.argv[1:2] == ["--measure"]:
+        measure(sys.argv[2], sys.argv[3:])
+    else:
+        tyro.cli(main)
