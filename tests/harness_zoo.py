@@ -10,6 +10,8 @@ ASK = "r = yield [user(task.question)]\n"
 ZOO = {
     "answers": ASK + "return r.text",
     "draws": ASK + "return [random.random(), random.choice('abc'), random.sample(range(99), 5), random.gauss(0, 1)]",
+    "draws from a distribution": "import statistics\n" + ASK + "d = statistics.NormalDist(0, 1)\nreturn [d.samples(2), (d + d).samples(2), random.random(), d.samples(1, seed=5)]",
+    "fails in statistics": "import statistics\n" + ASK + "try:\n    statistics.NormalDist(0, -1)\nexcept statistics.StatisticsError as error:\n    return str(error)",
     "draws at import": "import random\nX = random.random()\ndef run(task, tools):\n    yield [{'role': 'user', 'content': str(X)}]",
     "prints": "print('x', 1, sep='-')\nprint('\\ud800', end='')\nprint(file=None, flush=True)\n" + ASK + "return 1",
     "raises": ASK + "raise ValueError('no: ' + r.text)",

@@ -8,6 +8,7 @@ harness is the process around it (`whale_envs.sandbox`).
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import random
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
@@ -26,6 +27,9 @@ REMOVED_BUILTINS = frozenset(("open", "input", "breakpoint", "help", "exit", "qu
 _BUILTINS = {name: value for name, value in vars(builtins).items() if name not in REMOVED_BUILTINS}
 _OFFERED = {**{name: getattr(helpers, name) for name in helpers.__all__}, "ToolUseError": ToolUseError}
 
+#: The code of `statistics`, whose `NormalDist.samples` draws from the `random` that the module has.
+_STATISTICS = importlib.util.find_spec("statistics").loader.get_code("statistics")  # type: ignore[union-attr]
+
 #: (tool name, positional arguments, keyword arguments) to the tool's result.
 CallTool = Callable[[str, list[Any], dict[str, Any]], Any]
 #: Where printed text goes.
@@ -40,7 +44,8 @@ class Namespace:
 
     def __init__(self, echo: Echo) -> None:
         self._seed = 0
-        self._random: ModuleType | None = None  # made when it is needed: it takes its time
+        self._random: ModuleType | None = None  # made when they are needed: it takes its time
+        self._statistics: ModuleType | None = None
         # a module of its own, so that a harness that changes one of its names changes it for this episode only
         offered = ModuleType("whale_envs.harness")
         offered.__dict__.update(_OFFERED)
@@ -59,9 +64,11 @@ class Namespace:
                         raise ImportError(f"whale_envs.harness has no {wanted!r} for a harness: it has {names}")
                 return offered
             if name == "random":
-                if self._random is None:
-                    self._random = seeded_random(self._seed)
-                return self._random
+                return self._own_random()
+            if name == "statistics":
+                if self._statistics is None:
+                    self._statistics = _statistics(self._own_random())
+                return self._statistics
             if level == 0 and name in ALLOWED_IMPORTS:
                 return builtins.__import__(name, globals, locals, fromlist or (), level)
             allowed = ", ".join(sorted(ALLOWED_IMPORTS))
@@ -74,6 +81,11 @@ class Namespace:
         # dataclasses look a class's module up in sys.modules, where "harness" is not, and builtins always is
         self.scope["__name__"] = "builtins"
         self.scope["__builtins__"] = {**_BUILTINS, "__import__": import_allowed, "print": own_print}
+
+    def _own_random(self) -> ModuleType:
+        if self._random is None:
+            self._random = seeded_random(self._seed)
+        return self._random
 
     def load(self, code: CodeType, seed: int) -> Callable[..., Any]:
         """Execute a harness module and return its `run`; `random` in it is a module of its own, seeded with `seed`."""
@@ -96,6 +108,14 @@ def seeded_random(seed: int) -> ModuleType:
     own = Random(seed)
     module = ModuleType("random")
     module.__dict__.update({name: getattr(own, name) for name in random.__all__ if hasattr(own, name)}, Random=Random)
+    return module
+
+
+def _statistics(own_random: ModuleType) -> ModuleType:
+    """`statistics` for one episode: what it draws comes from the episode's `random`."""
+    module = ModuleType("statistics")
+    exec(_STATISTICS, module.__dict__)
+    module.__dict__["random"] = own_random
     return module
 
 
