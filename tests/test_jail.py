@@ -17,6 +17,7 @@ from toy_domain import Toy, toy_harness
 
 from whale_envs import Episode, Harness, HarnessEnv
 from whale_envs.contract import play, record
+from whale_envs.harness import jail_process
 from whale_envs.harness.jail import Jail, JailedSession, JailLimits
 
 QUICK = JailLimits(seconds=0.3, memory_mb=128)
@@ -336,6 +337,60 @@ while True: pass
     reaching.reset(seed=0)
     after = step(reaching, "x = 'fine'")
     assert after is not None and after.answer == "fine"
+
+
+def test_an_ask_that_is_forged_piece_by_piece_is_bounded(reaching: HarnessEnv) -> None:
+    forge = """
+def is_open(n):
+    try: return os.get_inheritable(n) is not None
+    except OSError: return False
+fd = next(n for n in range(3, 64) if is_open(n))
+at = 1
+while True:
+    data = b'{"ask": [%d, [{"role": "user", "content": "", "a": "%s"}], null, null, [], {}]}' % (at, b"x" * 290000)
+    data = len(data).to_bytes(4, "big") + data
+    while data: data = data[os.write(fd, data):]
+    os.read(fd, 65536)
+    at += 1
+"""
+    reaching.reset(seed=0)
+    assert step(reaching, forge) is None
+    assert step(reaching, "go on") is None
+    episode = step(reaching, "go on")
+    assert episode is not None and episode.failure is not None
+    assert episode.failure.message == "sent what it may not: an ask is larger than 600,000 characters"
+
+
+@pytest.mark.parametrize("how", ["raise MemoryError", "os.close(fd)", "return"])
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_a_harness_that_puts_another_function_for_the_end_ends(
+    jail: Jail, how: str, unsafe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        REACH
+        + f"""
+from whale_envs.harness import user
+def run(task, tools):
+    os._exit = lambda code: None
+    fd = 3
+    yield [user(task.question)]
+    {how}
+"""
+    )
+    other = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+    other.reset(seed=1)
+    if unsafe:  # nothing else keeps it from taking its zygote along
+        monkeypatch.setattr(jail_process, "_filter", lambda: b"")
+    mine = Jail(toy_harness(source, trusted=False), QUICK)
+    env = HarnessEnv(Toy(), harness=mine.harness, jail=mine)
+    for seed in range(3):
+        env.reset(seed=seed)
+        worker, zygote = worker_of(env), mine.pid
+        assert step(env, "a") is not None
+        gone(worker)
+        assert mine.pid == zygote
+    mine.close()
+    assert step(other, "stop") is not None
 
 
 def test_workers_die_with_their_parent(tmp_path: Path) -> None:

@@ -169,14 +169,27 @@ MESSAGES = st.lists(
 def test_asks_arrive_as_they_were_yielded(yielded: list[list[Any]], growing: bool) -> None:
     ours: list[Any] = []
     theirs: list[Any] = []
+    chars = 0
     for new in yielded:
         ask = wire.Asks().next(Ask([*ours, *new] if growing else new, stop=("x",)))
         fields = json.loads(json.dumps(wire.fields_of(ask, ours)))
         if growing and ours:
             assert len(fields[1]) == len(new)
-        arrived = wire.ask_from(fields, theirs)
+        arrived, chars = wire.ask_from(fields, theirs, chars)
         assert repr(arrived) == repr(ask)
         ours, theirs = ask.messages, [dict(message) for message in arrived.messages]
+
+
+@pytest.mark.parametrize("extra", [{}, {"a": "x" * 400_000}])
+def test_what_arrived_before_counts_with_all_that_is_in_it(extra: dict[str, str]) -> None:
+    frame = [0, [{"role": "user", "content": "x" * (0 if extra else 400_000), **extra}], None, None, [], {}]
+    ask, chars = wire.ask_from(frame, [], 0)
+    assert chars > 400_000
+    with pytest.raises(ValueError, match="larger than"):
+        wire.ask_from([1, *frame[1:]], ask.messages, chars)
+    small, more = wire.ask_from([1, [{"role": "user", "content": "y"}], None, None, [], {}], ask.messages, chars)
+    assert len(small.messages) == 2 and chars < more < chars + 100
+    assert wire.ask_from(frame, ask.messages, chars)[1] == chars, "one that begins anew counts anew"
 
 
 class Unprintable(Exception):

@@ -98,6 +98,7 @@ class JailedSession(Session):
         self._worker: Worker | None = None
         self._turn = 0
         self._messages: list[Message] = []  # of the last ask
+        self._chars = 0  # what they count
 
     @property
     def pid(self) -> int | None:
@@ -160,7 +161,7 @@ class JailedSession(Session):
         """What ended a resume in the worker, checked: an `Ask`, a JSON answer, or a failure's message."""
         try:
             if kind == "ask":
-                ask = ask_from(value, self._messages)
+                ask, self._chars = ask_from(value, self._messages, self._chars)
                 self._messages = [dict(message) for message in ask.messages]  # a caller may change those
                 return ask
             if kind == "answer":

@@ -8,8 +8,8 @@ worker confines itself, plays its one episode, and ends. So nothing that an epis
 nothing of one episode is ever in the memory of another. Everything that a worker sends is treated as hostile by the
 other side.
 
-CONTROL is a socket on which requests come as datagrams, PARENT a pidfd of the process that started this one, and
-FOLDERs are where third-party modules are found (the interpreter is started without `site`, for speed). The requests:
+CONTROL is a socket on which requests come as datagrams, PARENT a pidfd of the process that started this one. The
+interpreter is started without `site`, for speed: no third-party module is found. The requests:
 
     F + token + a socket             fork a worker for that socket
     E + token [+ a pipe]             kill the worker, reap it, and write how it ended (wait status) to the pipe
@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -44,6 +43,8 @@ MODULES = (
 LATER = """types weakref warnings copy heapq encodings.idna encodings.punycode encodings.unicode_escape
 encodings.raw_unicode_escape encodings.cp1252 encodings.utf_8_sig encodings.hex_codec encodings.rot_13""".split()
 REQUEST = struct.Struct("!cQ")
+#: Kept here, since a harness may put another function in its place.
+_end = os._exit
 #: An honest harness, to warm the code up with: a page that is written after a fork is one that has to be copied.
 WARM = """
 from whale_envs.harness import system, tag, tool, user
@@ -99,7 +100,7 @@ class Worker:
             self.channel.send({"tool": [tool, args, kwargs]})
             frame = self.channel.receive()
         except BaseException:  # cut off in the middle, by a full stack or memory: frames would not match any more
-            os._exit(1)
+            _end(1)
         if "error" in frame:
             raise self.errors.ToolUseError(frame["error"])
         return self.wire.unpack(frame["result"])
@@ -125,13 +126,12 @@ class Worker:
         except self.wire.Gone:  # the parent is, or has closed its end
             status = 0
         finally:
-            os._exit(status)
+            _end(status)
 
     def play(self, run: Any) -> None:
         """Play one episode: answer the parent's frames until the harness has answered or failed."""
         channel = self.channel
         start = channel.receive()
-        random.seed(start["seed"])  # the global one, which `statistics` draws from
         run.begin(self.helpers.TaskView(self.wire.unpack(start["shown"])), start["seed"])
         reply = None
         messages: list[dict[str, Any]] = []
@@ -165,7 +165,7 @@ class Worker:
             try:
                 os.write(theirs, self.escapes({theirs}).encode())
             finally:
-                os._exit(0)
+                _end(0)
         os.close(theirs)
         with open(ours, "rb") as file:
             said = file.read().decode()
@@ -215,7 +215,10 @@ class Zygote:
                 self.worker.wire.Channel(fd).send({"unfit": f"cannot fork: {error.strerror}; {advice}"})
             return
         if pid == 0:
-            self.worker.live(fd)
+            try:
+                self.worker.live(fd)
+            finally:  # never back into this loop, which is the parent's
+                _end(1)
         self.workers[token] = pid
 
     def end(self, token: int) -> int:

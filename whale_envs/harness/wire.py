@@ -226,22 +226,23 @@ def fields_of(ask: Ask, before: Sequence[Message]) -> list[Any]:
     return [after, ask.messages[after:], ask.tools, ask.max_tokens, ask.stop, ask.template_kwargs]
 
 
-def ask_from(fields: Any, before: Sequence[Message]) -> Ask:
-    """The ask whose `fields_of` arrived after one with the messages `before`. `ValueError` if it is none."""
+def ask_from(fields: Any, before: Sequence[Message], chars: int) -> tuple[Ask, int]:
+    """The ask whose `fields_of` arrived after one with the messages `before`, which count `chars`; what its own count.
+
+    It is bounded as `Asks` bounds one, whatever the other side has counted. `ValueError` if it is none.
+    """
     if not (isinstance(fields, list) and len(fields) == 6 and isinstance(fields[1], list)):
         raise ValueError("a malformed ask")
     if type(fields[0]) is not int or fields[0] not in (0, len(before)):
         raise ValueError("an ask that goes on from another than the last")
     kept = list(before[: fields[0]])
-    ask = Ask(kept + fields[1], *fields[2:])
+    chars = chars if kept else 0
     new = _texts(fields[1], 0) if fields[2:] == [None, None, [], {}] else None
-    if new is None:
-        _check_ask(ask, len(kept))
-    if sum(len(message["content"]) for message in ask.messages) > MAX_CHARS:
-        raise ValueError(f"an ask is larger than {MAX_CHARS:,} characters")
-    if new is not None and new[1] + _ASK_CHARS <= MAX_CHARS:
-        return Ask(kept + new[0])
-    return _copied(ask, kept, 0)[0]
+    if new is not None and chars + new[1] + _ASK_CHARS <= MAX_CHARS:
+        return Ask(kept + new[0]), chars + new[1]
+    ask = Ask(kept + fields[1], *fields[2:])
+    _check_ask(ask, len(kept))
+    return _copied(ask, kept, chars)
 
 
 def _copied(ask: Ask, kept: list[Message], chars: int) -> tuple[Ask, int]:
