@@ -335,6 +335,14 @@ def test_canaries_look_like_tasks_and_nobody_knows_their_answers(domain: str) ->
         assert world.verdict(world.solve()).score == 1.0, "it can be solved by one who reads the answer"
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_blind_policies_answer_whatever_the_roles_are(domain: str) -> None:
+    alone = "from whale_envs.harness import assistant\ndef run(task, tools):\n    yield [assistant('Hm.')]\n"
+    for kind in null(domain).kinds:
+        played = null(domain).play(Harness(alone, trusted=True), kind, null(domain).tasks[:1], None)
+        assert played[0].failure is None and played[0].calls
+
+
 LEAK = """
 import dataclasses
 def run(task, tools):
