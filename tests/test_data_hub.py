@@ -5,6 +5,7 @@ What needs the hub itself is marked `hub`.
 
 import csv
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -166,6 +167,20 @@ def test_the_paper_s_sizes_and_pinned_commits():
     assert all(re.fullmatch("[0-9a-f]{40}", s.revision) for sets in (*SETS.values(), (WIKI_18,)) for s in sets)
 
 
+def test_a_mirrors_files_are_read_for_their_hash_once(tmp_path, monkeypatch):
+    rows = [{"problem": f"What is {i} in decimal?", "answer": str(i)} for i in range(700)]
+    put_dapo(tmp_path / "hub", rows)
+    put_aime(tmp_path / "hub", rows[:30], rows[30:60])
+    hashed, digest = [], hashlib.file_digest
+    monkeypatch.setattr(
+        "whale_envs.data.hub.hashlib.file_digest", lambda file, name: hashed.append(file.name) or digest(file, name)
+    )
+    prepare("math", f"hub:{tmp_path / 'hub'}", tmp_path / "out")
+    assert len(hashed) == len(set(hashed)) == 3
+    prepare("math", f"hub:{tmp_path / 'hub'}", tmp_path / "out")  # is it still what is asked for?
+    assert len(hashed) == 6
+
+
 def test_math_is_drawn_from_copies_of_the_hubs_repositories(tmp_path):
     rows = [{"problem": f"What is {i} in decimal?", "answer": str(i)} for i in range(700)]
     exam = [{"problem": f"Exam problem {i}", "answer": str(i)} for i in range(60)]
@@ -177,6 +192,8 @@ def test_math_is_drawn_from_copies_of_the_hubs_repositories(tmp_path):
     adds_up(card, splits)
     assert card.dropped == {DUPLICATE: 701, CONFLICT: 4, IN_TEST: 1}
     assert [len(splits[s]) for s in SPLITS] == [700 - 256, 256, 60]
+    assert "D_weight holds 444 tasks, not the paper's 17,917" in card.recipe
+    assert card.recipe in (tmp_path / "out" / "README.md").read_text()
     assert {t.shown["question"] for t in splits["test"]} == {e["problem"] for e in exam}
     assert {t.source for t in splits["test"]} == {"aime2024", "aime2025"}
     assert {t.source for t in splits["weight"]} == {"math_dapo"}
@@ -221,6 +238,7 @@ def test_chess_looks_at_no_more_puzzles_than_it_needs(tmp_path, monkeypatch):
     splits = load_splits("chess", tmp_path / "out")
     adds_up(card, splits)
     assert [len(splits[s]) for s in SPLITS] == [40, 10, 10] and card.rows == 300
+    assert "D_weight" not in card.recipe  # it has as many as it should
     assert [total for _, total in asked] == [63, 126]  # a third is too long: not enough at first
     assert card.dropped[f"more than {MAX_PLIES} plies"] > 20
     tasks = [t for s in SPLITS for t in splits[s]]

@@ -8,10 +8,11 @@ import gymnasium
 import msgspec
 import pytest
 
-import whale_envs  # noqa: F401  registers the envs
+import whale_envs
 from whale_envs import UserError
 from whale_envs.data import folder as folder_module
 from whale_envs.data.folder import load_splits, read_card
+from whale_envs.data.math_files import NOT_INTEGER
 from whale_envs.data.prepare import prepare
 from whale_envs.data.reader import CONFLICT, DUPLICATE
 from whale_envs.task import SPLITS
@@ -121,6 +122,29 @@ def test_a_leak_between_given_splits_names_its_rows(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+FRACTIONS = [{"problem": f"half of {i}", "answer": f"{i}/2"} for i in range(1, 40, 2)]
+
+
+def test_math_verify_has_the_tasks_that_it_can_use_of_a_prepared_folder_too(tmp_path, capsys):
+    source = put(tmp_path / "p.jsonl", [*ROWS, *FRACTIONS])
+    plain = prepare("math", str(source), tmp_path / "plain")
+    assert (plain.verifier, plain.dropped) == ("integer", {NOT_INTEGER: 20})
+    command = ["data", "prepare", "math", "--source", str(source), "--verifier", "math-verify", "--out"]
+    assert main([*command, str(tmp_path / "all")]) == 0 and "60 rows: 30 weight" in capsys.readouterr().out
+    card = read_card(tmp_path / "all")
+    assert (card.verifier, card.dropped) == ("math-verify", {})
+    assert "For the verifier math-verify." in (tmp_path / "all" / "README.md").read_text()
+    domain = whale_envs.load_domain("math", str(tmp_path / "all"), "math-verify")
+    assert hashes(domain.splits) == hashes(load_splits("math", source, "math-verify"))
+    for verifier in (None, "integer"):
+        with pytest.raises(UserError, match="was prepared for --verifier math-verify: give it here too"):
+            whale_envs.load_domain("math", str(tmp_path / "all"), verifier)
+    assert len(whale_envs.load_domain("math", str(tmp_path / "plain"), "math-verify").splits.test) == 10
+    with pytest.raises(UserError, match="holds tasks of another domain, verifier, seed or source"):
+        prepare("math", str(source), tmp_path / "all")
+    assert prepare("math", str(source), tmp_path / "all", verifier="math-verify") == card
+
+
 def test_the_same_request_again_leaves_the_folder_and_another_is_refused(tmp_path, source):
     out = tmp_path / "out"
     card = prepare("math", str(source), out)
@@ -129,7 +153,7 @@ def test_the_same_request_again_leaves_the_folder_and_another_is_refused(tmp_pat
     assert {p: p.stat().st_mtime_ns for p in out.iterdir()} == before
     put(source, ROWS)
     for change in ({"seed": 1}, {}):
-        with pytest.raises(UserError, match="holds tasks of another domain, seed or source"):
+        with pytest.raises(UserError, match="holds tasks of another domain, verifier, seed or source"):
             prepare("math", str(source), out, **change)
 
 
@@ -183,6 +207,8 @@ def test_a_death_while_writing_leaves_no_folder_and_the_next_run_clears_up(tmp_p
         ("math --source {source} --out new --corpus", "--corpus is the hub's corpus of search-qa"),
         ("chess --source {source} --out new", "has no fen"),
         ("math --out new", "--source"),
+        ("math --source {source} --out new --verifier maths-verify", "did you mean 'math-verify'?"),
+        ("chess --source {source} --out new --verifier f1", "every verifier of chess takes the same tasks"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, source, monkeypatch, capsys, arguments, says):

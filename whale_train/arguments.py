@@ -85,6 +85,8 @@ class DataConfig:
     """Decides which rows are drawn."""
     revision: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """REPO=REVISION of a set of the hub, in place of the pinned commit; may be given again."""
+    verifier: str | None = None
+    """Who will score: math-verify keeps problems whose answers are no integers. Left out, the domain's own."""
     corpus: bool = False
     """Download the 2018 Wikipedia corpus (5.1 GB) for search-qa into the folder too."""
 
@@ -155,7 +157,8 @@ def execute(command: Command) -> int:
     if isinstance(command, DataConfig):
         from whale_train.data import prepare_data
 
-        return prepare_data(command.domain, command.source, command.out, command.seed, command.revision, command.corpus)
+        given = command.source, command.out, command.seed, command.revision, command.verifier, command.corpus
+        return prepare_data(command.domain, *given)
     from whale_train import commands
 
     return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)

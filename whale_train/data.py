@@ -16,7 +16,9 @@ from whale_envs.data.reader import Watch
 from whale_envs.errors import UserError
 
 
-def prepare_data(domain: str, source: str, out: Path, seed: int, revisions: Sequence[str], corpus: bool) -> int:
+def prepare_data(
+    domain: str, source: str, out: Path, seed: int, revisions: Sequence[str], verifier: str | None, corpus: bool
+) -> int:
     """Prepare a folder, say what is in it, and where it is; returns the exit code."""
     by_repo = dict(_revision(given) for given in revisions)
     hub = hub_of(source, by_repo)
@@ -25,7 +27,7 @@ def prepare_data(domain: str, source: str, out: Path, seed: int, revisions: Sequ
     if hub is not None and not sys.stderr.isatty():
         _no_bars()
     with watching() as watch:
-        card = prepare(domain, source, out, seed, by_repo, watch)
+        card = prepare(domain, source, out, seed, by_repo, watch, verifier)
     print(f"{card.rows:,} rows: {', '.join(f'{part.tasks:,} {split}' for split, part in card.splits.items())}")
     for reason, rows in sorted(card.dropped.items(), key=lambda item: -item[1]):
         print(f"  {rows:>10,}  {reason}")

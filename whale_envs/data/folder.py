@@ -42,9 +42,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What a prepared folder holds. `rows` is the number of tasks and dropped rows together."""
+    """What a prepared folder holds. `rows` is the number of tasks and dropped rows together; `verifier` is the one that
+    can use them, "" where all of the domain's can."""
 
     domain: str
+    verifier: str
     seed: int
     recipe: str
     sources: list[Source]
@@ -69,10 +71,17 @@ def kept_splits(path: Path, domain: str, verifier: str = "") -> Splits:
 
 
 def read_folder(reader: TaskReader, folder: Path) -> Splits:
-    """The task sets of a prepared folder. Raises `UserError` for another domain's, or one that was changed since."""
+    """The task sets of a prepared folder.
+
+    Raises `UserError` for another domain's or verifier's, and for one that was changed since.
+    """
     card = read_card(folder)
     if card.domain != reader.domain:
         raise UserError(f"{folder} holds tasks of {card.domain}: expected some of {reader.domain}")
+    if card.verifier not in reader.verifiers:
+        raise UserError(
+            f"{folder} was prepared for --verifier {card.verifier}: give it here too, or prepare another folder without"
+        )
     sets = {split: TaskSet(_tasks(folder / f"{split}.jsonl", reader), f"{folder} ({split})") for split in SPLITS}
     for split, tasks in sets.items():
         if tasks.hash != card.splits[split].hash:
@@ -132,6 +141,7 @@ def readme(card: Card) -> str:
             f"# Tasks of {card.domain}",
             "",
             f"{card.recipe} Seed {card.seed}. The three sets share no content.",
+            *([f"For the verifier {card.verifier}."] if card.verifier else []),
             "Made by `whale data prepare`, for `--dataset` of the `whale` commands and `gym.make(..., dataset=...)`.",
             "The licences are what the sources state of themselves.",
             "",

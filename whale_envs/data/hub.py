@@ -140,13 +140,13 @@ class Hub:
         """A set's rows with the columns that are read; downloaded once, and memory-mapped."""
         import datasets
 
-        revision = self.revision(hub_set)
         if self.mirror is None:
-            files = [f"hf://datasets/{hub_set.repo}@{revision}/{hub_set.files}"]
-        else:
-            files = [str(path) for path in self.copies(self.mirror, hub_set)]
+            where = self.revision(hub_set)
+            files = [f"hf://datasets/{hub_set.repo}@{where}/{hub_set.files}"]
+        else:  # `source` hashes the copies, once
+            where, files = str(self.mirror), [str(path) for path in self.copies(self.mirror, hub_set)]
         columns = list(hub_set.columns)
-        with _fetching(hub_set.repo, revision):
+        with _fetching(hub_set.repo, where):
             if ".jsonl" in hub_set.files:
                 return datasets.load_dataset("json", data_files=files, split="train").select_columns(columns)
             return datasets.load_dataset("parquet", data_files=files, split="train", columns=columns)
@@ -193,7 +193,8 @@ def _licence(card: Any) -> str:
 
 
 @contextlib.contextmanager
-def _fetching(repo: str, revision: str) -> Iterator[None]:
+def _fetching(repo: str, where: str) -> Iterator[None]:
+    """Failures as `UserError`; `where` is the revision, or the mirror's folder."""
     import httpx2  # what huggingface_hub speaks HTTP with
     from datasets.exceptions import DatasetsError
 
@@ -204,6 +205,6 @@ def _fetching(repo: str, revision: str) -> Iterator[None]:
             raise
         why = str(error.__cause__ or error).partition("\n")[0]
         raise UserError(
-            f"cannot load {repo} at {revision[:12]}: {why}; check the network and HF_TOKEN, "
+            f"cannot load {repo} at {where}: {why}; check the network and HF_TOKEN, "
             "or give --source hub:DIR with copies of the hub's repositories"
         ) from None

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from whale_envs.data.files import Layout, Row, counts_rows
 from whale_envs.data.reader import Dropped, TaskReader
@@ -57,6 +57,7 @@ class ProblemReader(TaskReader):
     """Problems with an integer answer. A task's content is its problem without typography (`content_key`)."""
 
     domain = "math"
+    verifiers: ClassVar[tuple[str, ...]] = ("integer",)
     layout = Layout("math problems with answers", (PROBLEM_COLUMNS, GOLD_COLUMNS), ("data_source",), name_columns)
     gold = str
 
@@ -84,6 +85,8 @@ class ProblemReader(TaskReader):
 
 class ExpressionReader(ProblemReader):
     """Problems with any answer, for the verifier "math-verify"."""
+
+    verifiers = ("math-verify", "integer")
 
     def written(self, answer: str) -> str:
         """See `ProblemReader.written`."""

@@ -54,6 +54,8 @@ class TaskReader(ABC):
     #: The domain's name, and what its files look like.
     domain: ClassVar[str]
     layout: ClassVar[Layout]
+    #: The verifiers whose tasks it reads from a prepared folder, its own first; "" where all take the same rows.
+    verifiers: ClassVar[tuple[str, ...]] = ("",)
     #: The type of `Task.gold`, which comes back from JSON as this.
     gold: ClassVar[Any]
 

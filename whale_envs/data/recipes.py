@@ -18,7 +18,7 @@ from whale_envs.data.chess_lichess import PuzzleReader
 from whale_envs.data.files import Row
 from whale_envs.data.folder import Source
 from whale_envs.data.hub import SETS, Hub, HubSet
-from whale_envs.data.reader import Pool, Progress, Watch, reader_of
+from whale_envs.data.reader import Pool, Progress, TaskReader, Watch
 from whale_envs.data.splits import NOT_DRAWN, draw, make_splits
 from whale_envs.errors import UserError
 from whale_envs.task import Splits, Task
@@ -43,15 +43,23 @@ RECIPES = {
 }
 
 
-def draw_from_hub(domain: str, hub: Hub, seed: int, watch: Watch) -> tuple[Splits, list[Source]]:
-    """A domain's task sets as in the paper, and where their rows come from.
+def described(domain: str, splits: Splits) -> str:
+    """The recipe in words, with the number of D_weight's tasks where that is not the paper's."""
+    wanted, has = SIZES[domain]["weight"], len(splits.weight)
+    fewer = f" D_weight holds {has:,} tasks, not the paper's {wanted:,}: no others of its pool pass the checks once "
+    fewer += f"the {len(splits.harness)} of D_harness and those of the test set are taken out of it."
+    return RECIPES[domain] + (fewer if has < wanted else "")
+
+
+def draw_from_hub(reader: TaskReader, hub: Hub, seed: int, watch: Watch) -> tuple[Splits, list[Source]]:
+    """The task sets of a reader's domain as in the paper, and where their rows come from.
 
     Raises `UserError` for a set that cannot be loaded, or that keeps too few rows for the test set or D_harness.
     """
-    sizes = SIZES[domain]
-    if domain == "chess":
+    sizes = SIZES[reader.domain]
+    if reader.domain == "chess":
         return _draw_puzzles(hub, sizes, seed, watch)
-    reader, (train, *tests) = reader_of(domain), SETS[domain]
+    train, *tests = SETS[reader.domain]
     pools = [reader.pool(*_watched(hub, part, watch)) for part in tests]
     test, dropped = _draw_test(pools, tests, sizes["test"] // len(tests), seed)
     pool = reader.pool(*_watched(hub, train, watch))
