@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import zstandard
 from scripted_agents import searcher
 
 from whale_envs import Domain, Harness
@@ -57,6 +58,12 @@ def run(
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file of a run, times apart."""
-    found = {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """Every file of a run, unpacked, times apart."""
+    found = {str(p.relative_to(folder)): _text(p) for p in sorted(folder.rglob("*")) if p.is_file()}
     return {name: re.sub(r'"seconds":\s*[0-9.e-]+', '"seconds":0', text) for name, text in found.items()}
+
+
+def _text(path: Path) -> str:
+    if path.suffix == ".zst":
+        return zstandard.decompress(path.read_bytes()).decode()
+    return path.read_text()

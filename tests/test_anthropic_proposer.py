@@ -16,6 +16,7 @@ from agent_runs import DOMAIN, FAST, H0, SNIPPETS, TURNS, played_archive, result
 from anthropic_server import KEY, Answer, Broken, MessagesServer, Status, call, text, thinking
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_runs import files
 
 from whale_envs import UserError
 from whale_envs.domains import DOMAINS, load_domain
@@ -147,7 +148,7 @@ def test_a_search_round_with_it_reads_submits_mends_and_ends_in_scored_candidate
     assert exchanges[0]["request"]["system"] == one["system"]
     assert exchanges[-1]["received"][0]["input"]["source"] == TURNS
 
-    everything = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file()) + caplog.text
+    everything = "".join(files(tmp_path).values()) + caplog.text
     assert KEY not in everything
 
 

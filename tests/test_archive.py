@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from whale_envs import Episode, UserError, Verdict
+from whale_envs.harness.audit import Finding
 from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.archive import Archive, Phase, Round, Score, ScoreKey, tree_hash
 from whale_train.rollout import episode_seed
@@ -92,7 +94,8 @@ def test_a_person_can_read_it(tmp_path: Path) -> None:
     assert (folder / "hypothesis.md").read_text() == "Two turns.\n"
     assert json.loads((folder / "parents.json").read_text())["parents"] == [archive.candidates[0].hash]
     assert json.loads((folder / "scores.json").read_text())["w1-d1-7"]["mean"] == 1.0
-    assert len((folder / "episodes.jsonl").read_text().splitlines()) == 4
+    lines = zstandard.decompress((folder / "episodes.jsonl.zst").read_bytes()).splitlines()
+    assert [json.loads(line)["task_id"] for line in lines] == ["t0", "t1", "t0", "t1"]
 
 
 def test_killed_at_any_write_and_filled_again_it_is_as_if_never_killed(
@@ -140,3 +143,32 @@ def test_what_is_no_archive_of_this_domain_is_refused_in_one_line(tmp_path: Path
         Archive(tmp_path, "math")
     with pytest.raises(UserError, match="no harness"):
         Archive(tmp_path / "new", "math")["abc"]
+
+
+def test_the_same_episodes_are_the_same_bytes_and_a_damaged_file_is_said(tmp_path: Path) -> None:
+    one, other = (fill(tmp_path / name) for name in ("one", "other"))
+    assert files(one.folder) == files(other.folder)
+    path = one.files(one.candidates[0].hash) / "episodes.jsonl.zst"
+    whole = path.read_bytes()
+    for damaged in (whole[:-5], whole[: len(whole) // 2], b"", whole + b"x", b"{}" + whole, bytes(len(whole))):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"episodes\.jsonl\.zst is damaged"):
+            one.episodes(one.candidates[0].hash)
+
+
+def test_the_frontier_is_who_solves_what_the_best_does_not_the_most_useful_first(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "math")
+    solve = {"best": (1, 1, 1, 0, 0, 0, 0), "two": (0, 0, 0, 1, 1, 0, 0), "same two": (1, 0, 0, 1, 1, 0, 0),
+             "one": (0, 0, 0, 0, 1, 1, 0), "none": (1, 1, 0, 0, 0, 0, 0), "refused": (0, 0, 0, 0, 0, 0, 1)}  # fmt: skip
+    made = {}
+    for number, (name, scores) in enumerate(solve.items()):
+        made[name] = archive.add(SOURCE.replace("1", str(number + 1)), name, (), (), "x").hash
+        archive.record(made[name], KEY, score(sum(scores) / 7), episodes(KEY, *scores))
+    archive.refuse(made["refused"], [Finding("static", "no")])
+    assert archive.frontier() == {}, "no search has begun"
+    assert archive.frontier(KEY) == {made["two"]: ["t3", "t4"], made["one"]: ["t5"]}
+    archive.begin(Phase("search", KEY), made["best"])
+    archive.finish_round(Round("search", 1, [], made["best"], 3 / 7))
+    assert json.loads((tmp_path / "frontier.json").read_text()) == archive.frontier() == archive.frontier(KEY)
+    archive.record(made["two"], ScoreKey("w2", "d1", 7), score(0.1), [])
+    assert archive.frontier(ScoreKey("w2", "d1", 7)) == {}

@@ -74,6 +74,8 @@ def test_a_comparison_shows_the_change_and_the_tasks_that_it_wins(
     won = [line.split()[1] if line.split()[0] == "won" else "" for line in out.splitlines() if f"{b.hash}/" in line]
     tasks = played.outcomes(b.hash, played.phase.score_key)  # type: ignore[union-attr]
     assert len(won) == 3
+    listed = said(capsys, "archive", played.folder)
+    assert f"frontier: {a.hash}" not in listed, "it solves nothing that the best does not"
     back = said(capsys, "diff", played.folder, b.hash, a.hash)
     assert "0 won, 3 lost" in back
     shown = said(capsys, "episode", played.folder, f"{b.hash}/{list(tasks)[2]}")

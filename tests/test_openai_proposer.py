@@ -15,6 +15,7 @@ from chat_server import CUT, HANG, KEY, ChatServer, Status, called, chunks, comp
 from hypothesis import given
 from hypothesis import strategies as st
 from mistakes import one_line
+from search_runs import files
 
 from whale_envs import UserError
 from whale_train.ledger import Ledger
@@ -143,7 +144,7 @@ def test_a_round_with_a_local_model_ends_in_scored_candidates(tmp_path: Path, se
     log = [json.loads(line) for line in (tmp_path / "archive/exchanges/search-1-0.jsonl").read_text().splitlines()]
     assert one["messages"][:1] + [m for e in log for m in e["sent"]] == server.requests[-1]["messages"]
     assert log[0]["received"]["reasoning"] == "What is there?"
-    assert KEY not in "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    assert KEY not in "".join(files(tmp_path).values())
     assert set(server.keys) == {f"Bearer {KEY}"}
 
 

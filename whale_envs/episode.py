@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
 from whale_envs.errors import Owner, UserError
 from whale_envs.harness.helpers import Message, ReplyView
@@ -187,9 +189,10 @@ class Episode(msgspec.Struct, eq=False):
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write episodes as JSON lines, atomically."""
+    """Write episodes as JSON lines, atomically; packed by zstandard where the name ends in .zst."""
     encode = msgspec.json.Encoder().encode
-    write_atomic(path, b"".join(encode(e) + b"\n" for e in episodes))
+    lines = b"".join(encode(e) + b"\n" for e in episodes)
+    write_atomic(path, ZstdCompressor(write_checksum=True).compress(lines) if path.suffix == ".zst" else lines)
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
@@ -198,14 +201,23 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """What `write_atomic` wrote as JSON lines. Raises `UserError` that names a line which was cut or changed since."""
+    """What was written as JSON lines, unpacked where the name ends in .zst. Raises `UserError` that names a line which
+    was cut or changed since."""
     decoder = msgspec.json.Decoder(kind)
-    with path.open("rb") as lines:
+    with _unpacked(path) if path.suffix == ".zst" else path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield decoder.decode(line)
             except _MALFORMED as error:
                 raise _damaged(f"{path}:{number}", error) from None
+
+
+def _unpacked(path: Path) -> BytesIO:
+    """What a file of one frame of zstandard holds, whose length and checksum the frame states."""
+    try:
+        return BytesIO(ZstdDecompressor().decompress(path.read_bytes(), allow_extra_data=False))
+    except ZstdError as error:
+        raise _damaged(str(path), error) from None
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -18,7 +18,7 @@ from whale_envs import Episode
 from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
 from whale_train.meta_harness.acceptance import sign_test
-from whale_train.meta_harness.archive import Archive, Candidate, Outcome, last_rounds, read_archive
+from whale_train.meta_harness.archive import EPISODES, Archive, Candidate, Outcome, last_rounds, read_archive
 
 #: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
 WIDTH = 160
@@ -39,7 +39,7 @@ def show_archive(run: Path) -> int:
             f"{sum(s.n for s in scored):,} rollouts, {len(archive.rounds)} rounds; accepted {archive.accepted}",
             highlight=False,
         )
-        for line in (*_lineage(archive), *_accepted(archive)):
+        for line in (*_lineage(archive), *_accepted(archive), *_frontier(archive)):
             console.print(line)
     return 0
 
@@ -88,6 +88,15 @@ def _accepted(archive: Archive) -> Iterator[Text]:
             f"{done.phase}: accepted {done.accepted} at {100 * done.accepted_mean:.1f} %{again}; the best score is "
             f"estimated to be {100 * done.optimism:.1f} points too high",
             style="dim",
+        )
+
+
+def _frontier(archive: Archive) -> Iterator[Text]:
+    """A line for each harness that solves what the best of the current phase does not."""
+    for hash, tasks in archive.frontier().items():
+        shown = ", ".join(tasks[:LISTED]) + (", ..." if len(tasks) > LISTED else "")
+        yield Text(
+            f"frontier: {hash} solves {len(tasks)} more tasks: {shown}", "dim", no_wrap=True, overflow="ellipsis"
         )
 
 
@@ -160,8 +169,8 @@ def _both(found: list[Archive], a: str, b: str) -> tuple[Archive, Candidate, Can
 
 def _episodes(run: Path, harness: str, task: str) -> Iterator[tuple[Path, Episode]]:
     """Episodes of a task in archives and tests, each with the file that it is in."""
-    folders = [archive.folder / "candidates" for archive in archives(run)]
-    for path in sorted(p for folder in (*folders, run / "test") for p in folder.glob("*/episodes.jsonl")):
+    packed = [path for archive in archives(run) for path in archive.folder.glob(f"candidates/*/{EPISODES}")]
+    for path in sorted([*packed, *run.glob("test/*/episodes.jsonl")]):
         for episode in read_episodes(path):
             if episode.task_id == task and episode.harness.startswith(harness):
                 yield path, episode

@@ -2,6 +2,7 @@
 
     archive.json                    the index: phase, accepted harness, every candidate with its scores
     rounds.jsonl                    one line a finished round: what was proposed, what came of it
+    frontier.json                   the harnesses that solve what the best does not, as of the last round
     proposals/<phase>-<round>-<ask>.json  what the proposer handed in, as it was handed in
     exchanges/<phase>-<round>-<ask>.jsonl what it said to a service and heard, one line an exchange
     candidates/<hash>/harness.py    the source
@@ -10,11 +11,11 @@
                       audit.json    why it was refused, if it was: each finding's layer, reason and place
                       scores.json   one score a (weights, data, seed)
                       outcomes.jsonl one line a score and task
-                      episodes.jsonl the raw episodes, whole
+                      episodes.jsonl.zst the raw episodes, whole, packed by zstandard
 
-Every file is written atomically and `archive.json` last, so that a kill leaves either the old state or the new one;
-work that was lost that way is done again with the same result. Nothing in the folder stems from the shadow tasks or
-the test split. One process writes to an archive at a time.
+Every file is written atomically and what makes others count last (`archive.json`, and `rounds.jsonl` for a round), so
+that a kill leaves either the old state or the new one; work that was lost that way is done again with the same result.
+Nothing in the folder stems from the shadow tasks or the test split. One process writes to an archive at a time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from whale_train.rollout import episode_seed
 
 #: What of a harness a proposer may edit: all of it, or the text of its strings.
 Edits = Literal["all", "prompt-only"]
+#: A candidate's file of raw episodes.
+EPISODES = "episodes.jsonl.zst"
 
 
 class ScoreKey(msgspec.Struct, frozen=True):
@@ -219,7 +222,7 @@ class Archive:
 
     def episodes(self, hash: str, key: ScoreKey | None = None) -> list[Episode]:
         """A candidate's raw episodes, all of them or those that played under `key`."""
-        path = self.files(hash) / "episodes.jsonl"
+        path = self.files(hash) / EPISODES
         played = list(read_episodes(path)) if path.exists() else []
         if key is None:
             return played
@@ -231,6 +234,28 @@ class Archive:
         path = self.files(hash) / "outcomes.jsonl"
         found = read_json_lines(path, Outcome) if path.exists() else ()
         return {o.task: o for o in found if o.key == str(key)}
+
+    def frontier(self, key: ScoreKey | None = None) -> dict[str, list[str]]:
+        """What there is to merge from: harnesses with the tasks that they solve and the best under `key` (by default
+        the current phase's) does not, by hash.
+
+        The one that adds most tasks comes first, then the one that adds most to those two, and so on until nobody adds
+        any; each is given with the tasks that it adds. Refused ones are left out, dropped ones are not.
+        """
+        ranked = self.scored(key)
+        if not ranked:
+            return {}
+        key = key or self.phase.score_key  # type: ignore[union-attr]
+        others = [c.hash for c in self.candidates if str(key) in c.scores and not c.gate]
+        solved = {h: [t for t, o in self.outcomes(h, key).items() if o.score > 0.5] for h in others}
+        best, found = set(solved[ranked[0].hash]), dict[str, list[str]]()
+        more = {h: [t for t in tasks if t not in best] for h, tasks in solved.items()}
+        while more := {h: tasks for h, tasks in more.items() if tasks}:
+            now = max(more, key=lambda h: len(more[h]))
+            found[now] = more[now]
+            added = set(more[now])
+            more = {h: [t for t in tasks if t not in added] for h, tasks in more.items()}
+        return found
 
     def add(
         self,
@@ -262,9 +287,7 @@ class Archive:
         """File a score with its episodes, beside those under other keys."""
         candidate, files = self[hash], self.files(hash)
         fresh = {_identity(e) for e in episodes}  # a kill may have left these very episodes without their score
-        write_episodes(
-            files / "episodes.jsonl", [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes]
-        )
+        write_episodes(files / EPISODES, [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes])
         path = files / "outcomes.jsonl"
         kept = [o for o in read_json_lines(path, Outcome) if o.key != str(key)] if path.exists() else []
         kept += [_outcome(key, e) for e in episodes]
@@ -303,11 +326,12 @@ class Archive:
             write_atomic(path, before + "".join(line + "\n" for line in exchanges).encode())
 
     def finish_round(self, done: Round) -> None:
-        """File a finished round and what it accepted."""
-        self.rounds.append(done)
-        write_atomic(self.folder / "rounds.jsonl", b"".join(msgspec.json.encode(r) + b"\n" for r in self.rounds))
+        """File a finished round and what it accepted, and the frontier."""
+        write_atomic(self.folder / "frontier.json", _pretty(self.frontier()))
         self._index.accepted = done.accepted
         self._save()
+        self.rounds.append(done)
+        write_atomic(self.folder / "rounds.jsonl", b"".join(msgspec.json.encode(r) + b"\n" for r in self.rounds))
 
     def _proposals(self, phase: str, round: int, ask: int) -> Path:
         return self.folder / "proposals" / f"{re.sub(r'[^A-Za-z0-9]+', '-', phase)}-{round}-{ask}.json"

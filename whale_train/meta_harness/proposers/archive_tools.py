@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import zstandard
 
 from whale_envs import Domain, Episode, Harness
 from whale_envs.harness.load import HarnessSourceError
@@ -199,7 +200,8 @@ class Read(Tool, frozen=True):
             root = desk.archive.folder.resolve()
             listed = [f"{p.relative_to(root)}  {p.stat().st_size:,} bytes" for p in desk.files(found)]
             return "\n".join(listed) or "nothing is in it"
-        with found.open(encoding="utf-8", errors="replace") as file:
+        unpacking = zstandard.open if found.suffix == ".zst" else open
+        with unpacking(found, "rt", encoding="utf-8", errors="replace") as file:
             numbered = [(i, line.rstrip("\n")) for i, line in enumerate(file, 1)]
         wanted = numbered[self.first - 1 : self.last]
         if not wanted:
@@ -233,7 +235,7 @@ class Grep(Tool, frozen=True):
 
 
 _GREP = """
-import json, re, sys
+import json, re, sys, zstandard
 job = json.load(sys.stdin)
 try:
     pattern = re.compile(job["pattern"])
@@ -242,7 +244,8 @@ except (re.error, OverflowError, RecursionError) as error:
 sys.stdout.reconfigure(errors="replace")
 found = 0
 for name in job["files"]:
-    for number, line in enumerate(open(name, encoding="utf-8", errors="replace"), 1):
+    unpacking = zstandard.open if name.endswith(".zst") else open
+    for number, line in enumerate(unpacking(name, "rt", encoding="utf-8", errors="replace"), 1):
         for match in pattern.finditer(line):
             found += 1
             if found > job["limit"]:
@@ -326,17 +329,10 @@ def _candidate_line(desk: Desk, candidate: Candidate) -> str:
 
 
 def _frontier(desk: Desk) -> Iterable[str]:
-    """The tasks that some candidate solves and the accepted one does not."""
-    archive = desk.archive
-    if archive.accepted not in archive or desk.score(archive[archive.accepted]) is None:
-        return
-    ours = desk.outcomes(archive.accepted)
-    for rival in archive.scored():
-        theirs = desk.outcomes(rival.hash)
-        more = [t for t, o in theirs.items() if o.score > 0.5 and t in ours and ours[t].score <= 0.5]
-        if more:
-            shown = ", ".join(more[:12]) + (", ..." if len(more) > 12 else "")
-            yield f"{rival.hash} solves {len(more)} tasks that {archive.accepted} does not: {shown}"
+    """The harnesses that solve what the best does not, each with the tasks that it adds to those above it."""
+    for hash, tasks in desk.archive.frontier().items():
+        shown = ", ".join(tasks[:12]) + (", ..." if len(tasks) > 12 else "")
+        yield f"frontier: {hash} solves {len(tasks)} tasks that neither the best nor one above it here does: {shown}"
 
 
 def _outcome_line(outcome: Outcome) -> str:
