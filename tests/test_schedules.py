@@ -8,7 +8,8 @@ from whale_train.config import TrainConfig
 from whale_train.schedules import ARMS, Costs, planned_rollouts, schedule
 from whale_train.whale import phases
 
-costs = st.builds(Costs, step=st.integers(1, 2048), baseline=st.integers(1, 256), round=st.integers(1, 768))
+sizes = {"step": 2048, "baseline": 256, "round": 768}
+costs = st.builds(Costs, rescore=st.integers(0, 512), **{name: st.integers(1, most) for name, most in sizes.items()})
 
 
 @given(steps=st.integers(1, 50), rounds=st.integers(1, 12), cycles=st.integers(1, 8), costs=costs)

@@ -47,8 +47,9 @@ class Job:
     harness: str = "h0"
     """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
     policy: str = "tiny"
-    """The model: tiny (bundled); hf:DIR, a causal language model in a folder or on the hub; or, where nothing is
-    trained, openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (without a URL, OPENAI_BASE_URL or
+    """The model: tiny (bundled); hf:DIR, a causal language model in a folder or on the hub; vllm:DIR, the same sampled
+    by vLLM in this process (vllm:DIR@0.5 with half of the GPU's memory; 0.3 otherwise); or, where nothing is trained,
+    openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (without a URL, OPENAI_BASE_URL or
     OpenAI's own, with its price: openai:MODEL@IN/OUT, dollars a million tokens). The key is in OPENAI_API_KEY."""
     seed: int = 0
     """Decides all randomness."""
@@ -61,10 +62,10 @@ class Job:
         if self.domain not in DOMAINS:
             raise unknown("domain", self.domain, DOMAINS)
         kind, _, where = self.policy.partition(":")
-        if kind in ("hf", "openai") and not where:
+        if kind in ("hf", "vllm", "openai") and not where:
             raise UserError(f"--policy {self.policy!r}: expected tiny or hf:DIR, a folder with a model's files")
-        if self.policy != "tiny" and kind not in ("hf", "openai"):
-            raise unknown("policy", self.policy, ("tiny", "hf:DIR", "openai:MODEL@URL"))
+        if self.policy != "tiny" and kind not in ("hf", "vllm", "openai"):
+            raise unknown("policy", self.policy, ("tiny", "hf:DIR", "vllm:DIR", "openai:MODEL@URL"))
         check_seed(self.seed)
 
     def check(self) -> None:
@@ -230,10 +231,19 @@ class RunConfig(WeightOptions, SearchOptions):
 
     cycles: int = 2
     """How often a weight phase and a harness phase follow each other."""
+    rescore: int = 0
+    """How many of the best old harnesses each harness phase scores again under the new weights, before its rounds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._positive("cycles")
+        if not 0 <= self.rescore <= MOST:
+            raise UserError(f"--rescore {self.rescore}: expected 0 to {MOST:,}")
+
+    @property
+    def search(self) -> PhaseConfig:
+        """See `SearchOptions.search`."""
+        return replace(super().search, rescore=self.rescore)
 
 
 @dataclass(frozen=True)

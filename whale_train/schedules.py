@@ -12,11 +12,13 @@ Kind = Literal["weights", "harness"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What the units of work cost in rollouts: an RSFT step, a search's baseline, a search round."""
+    """What the units of work cost in rollouts: an RSFT step, a search's baseline, a search round, and old harnesses
+    under new weights, where there are any (see `rescore` in `whale_train.config.RunConfig`)."""
 
     step: int
     baseline: int
     round: int
+    rescore: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def schedule(arm: str, steps: int, rounds: int, cycles: int, costs: Costs) -> li
     """
     if arm == "whale":
         return [p for c in range(1, cycles + 1) for p in (Phase(c, "weights", steps), Phase(c, "harness", rounds))]
-    budget = cycles * (steps * costs.step + costs.baseline + rounds * costs.round)
+    budget = cycles * (steps * costs.step + costs.baseline + rounds * costs.round) + (cycles - 1) * costs.rescore
     if arm == "weights-only":
         shares = _shares(round(budget / costs.step), cycles)
         return [Phase(c, "weights", share) for c, share in enumerate(shares, 1)]
@@ -58,12 +60,12 @@ def _shares(total: int, parts: int) -> list[int]:
 
 def planned_rollouts(phases: list[Phase], costs: Costs) -> int:
     """How many rollouts the phases plan to spend; a search that refuses candidates spends less."""
-    spent, weights_changed = 0, True
+    spent, weights_changed, searched = 0, True, False
     for phase in phases:
         if phase.kind == "weights":
             spent += phase.amount * costs.step
             weights_changed = True
         else:
-            spent += phase.amount * costs.round + costs.baseline * weights_changed
-            weights_changed = False
+            spent += phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
+            weights_changed, searched = False, True
     return spent

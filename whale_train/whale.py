@@ -21,6 +21,7 @@ from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.search import search, split_tasks
+from whale_train.policies.find import moved
 from whale_train.progress import Progress
 from whale_train.schedules import Costs, Phase, schedule
 
@@ -50,7 +51,8 @@ def costs(config: Experiment, domain: Domain) -> Costs:
         tasks = len(split_tasks(domain.splits.harness, config.search.shadow, config.search.tasks)[0])
         candidates, confirmed = config.candidates, config.acceptance == "paired"
     # to confirm, the accepted harness plays again once, and in each round one rival at most
-    return Costs(step=step, baseline=(1 + confirmed) * tasks, round=(candidates + confirmed) * tasks)
+    rescore = config.rescore * tasks if isinstance(config, RunConfig) else 0
+    return Costs(step, (1 + confirmed) * tasks, (candidates + confirmed) * tasks, rescore)
 
 
 def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
@@ -78,7 +80,7 @@ def cycle_ends(done: list[Snapshot]) -> list[Snapshot]:
 
 def model_of(config: Experiment, folder: Path, snapshot: Snapshot) -> str:
     """The policy of a snapshot, as `load_policy` takes it."""
-    return f"hf:{folder / snapshot.model}" if snapshot.model else config.policy
+    return moved(config.policy, folder / snapshot.model) if snapshot.model else config.policy
 
 
 def harness_of(config: Experiment, folder: Path, snapshot: Snapshot) -> Harness:

@@ -220,6 +220,16 @@ class Archive:
         found = [c for c in self.candidates if name in c.scores and not c.scores[name].dropped and not c.gate]
         return sorted(found, key=lambda c: (-c.scores[name].mean, c.scores[name].turns))
 
+    def best_before(self, key: ScoreKey, count: int, but: str) -> list[Candidate]:
+        """The `count` best harnesses, by their last scores, of those that were scored under other weights than `key`'s
+        and not refused before they were scored under it; `but` is left out."""
+        found: list[tuple[float, Candidate]] = []
+        for candidate in self.candidates:
+            old = [s for k, s in candidate.scores.items() if not k.startswith(f"{key.weights}-") and not s.dropped]
+            if old and candidate.hash != but and (not candidate.gate or str(key) in candidate.scores):
+                found.append((old[-1].mean, candidate))
+        return [c for _, c in sorted(found, key=lambda f: -f[0])[:count]]
+
     def episodes(self, hash: str, key: ScoreKey | None = None) -> list[Episode]:
         """A candidate's raw episodes, all of them or those that played under `key`."""
         path = self.files(hash) / EPISODES

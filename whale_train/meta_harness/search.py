@@ -57,6 +57,8 @@ class SearchConfig:
         racing: whether candidates are dropped as soon as they are very unlikely to win
             (`whale_train.meta_harness.racing`).
         edits: what a candidate may change of the accepted harness: "all", or "prompt-only", the text of its strings.
+        rescore: how many of the best old harnesses, by their last scores, are scored under the phase's weights before
+            its first round; there are none in the first phase, or while the weights stay.
         refills: how often a round asks for others in the place of candidates that the gate refused.
         retries: how often a proposer that fails is asked again.
         backoff: seconds before it is asked again, doubled each time.
@@ -70,6 +72,7 @@ class SearchConfig:
     level: float = 0.1
     edits: Edits = "all"
     racing: bool = False
+    rescore: int = 0
     refills: int = 2
     retries: int = 3
     backoff: float = 2.0
@@ -78,7 +81,7 @@ class SearchConfig:
         for name in ("candidates", "tasks"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: a search needs at least 1")
-        for name in ("rounds", "refills", "retries", "backoff"):
+        for name in ("rounds", "rescore", "refills", "retries", "backoff"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)}: give 0 or more")
         for name in ("shadow", "level"):
@@ -118,6 +121,8 @@ def search(
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
         archive.begin(phase, now)
         work.score(archive[accepted.hash], accepted, f"{key} baseline")
+        for place, old in enumerate(archive.best_before(phase.score_key, config.rescore, accepted.hash), 1):
+            work.try_out(old, f"{key} rescore {place}")
         null.recorded = archive.episodes(accepted.hash, phase.score_key)
         for number in range(len(done) + 1, config.rounds + 1):
             now = work.round(number, now)
@@ -263,14 +268,19 @@ class _Phase:
         )
         mean = None
         if not refused:
-            harness = self.archive.harness(candidate.hash)
-            mean = self.score(candidate, harness, unit, hypothesis=proposal.hypothesis, races=self.config.racing)
-            refused = provenance_findings(self.archive.episodes(candidate.hash, key))
-            if refused:
-                self.archive.refuse(candidate.hash, refused)
+            mean, refused = self.try_out(candidate, unit, proposal.hypothesis)
         if refused:
             self.progress.say(f"{unit}: refused, {refused[0]}")
         return Tried(candidate.hash, proposal.hypothesis, str(refused[0]) if refused else "", mean)
+
+    def try_out(self, candidate: Candidate, unit: str, hypothesis: str = "") -> tuple[float, list[Finding]]:
+        """Score a candidate; its mean, and why it is refused, if what it scored with was not the model's."""
+        harness = self.archive.harness(candidate.hash)
+        mean = self.score(candidate, harness, unit, hypothesis=hypothesis, races=self.config.racing)
+        refused = provenance_findings(self.archive.episodes(candidate.hash, self.phase.score_key))
+        if refused:
+            self.archive.refuse(candidate.hash, refused)
+        return mean, refused
 
     def score(
         self,
