@@ -43,7 +43,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(services, "PATIENCE", replace(services.PATIENCE, backoff=0.0))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("WHALE_CACHE", str(tmp_path))
 
     def start(say: Say = lenient) -> JudgeServer:
         server = JudgeServer(say)
@@ -212,7 +212,7 @@ def test_any_answer_reaches_the_judge_as_data(serve, answer):
 def test_a_torn_cache_file_says_what_to_do(serve, tmp_path):
     serve()
     make("openai").verdict("Who?", "Lincoln", GOLDS)
-    (kept,) = tmp_path.glob("whale/judge/*/*.json")
+    (kept,) = tmp_path.glob("judge/*/*.json")
     assert json.loads(kept.read_bytes())["answer"] == "Lincoln"
     kept.write_text("{")
     with pytest.raises(UserError, match="remove the file"):

@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("OPENAI_BASE_URL", f"{judge.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("WHALE_CACHE", str(tmp_path / "cache"))
         yield judge
 
 

@@ -99,7 +99,7 @@ def test_an_edited_corpus_is_searched_as_it_is_now_and_one_retriever_serves_all(
 
 def test_a_judge_is_the_one_of_the_environment_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("WHALE_CACHE", str(tmp_path))
     for said in ("yes", "no"):
         with JudgeServer(lambda asked, said=said: said) as server:  # type: ignore[misc]
             monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")

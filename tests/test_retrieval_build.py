@@ -1,12 +1,15 @@
 """Index folders: the same files after a kill as without one, and clear words for folders that are something else."""
 
+import gc
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,12 +17,14 @@ import bm25s
 import pytest
 
 from whale_envs import UserError
+from whale_envs.data.kept import cache_folder
 from whale_envs.data.search_world import SearchWorld
 from whale_envs.tools import retrieval_build
-from whale_envs.tools.retrieval import BM25Retriever
-from whale_envs.tools.retrieval_build import Step, build_index
+from whale_envs.tools.retrieval import BM25Retriever, open_retriever
+from whale_envs.tools.retrieval_build import Step, build_index, printed
 from whale_envs.tools.retrieval_index import StoredIndex, read_info
 from whale_envs.tools.retrieval_tokens import tokens
+from whale_envs.verifiers.judge import load_judge
 from whale_train import cli
 
 
@@ -102,9 +107,13 @@ def test_a_shard_is_an_index_that_bm25s_itself_opens(corpus, tmp_path):
     assert [round(float(score), 4) for score in scores[0]] == [p.score for p in found]
 
 
-def test_progress_rises_and_ends_with_everything(corpus, tmp_path, monkeypatch):
+def test_progress_rises_and_ends_with_everything(corpus, tmp_path):
     steps: list[Step] = []
-    build_index(corpus, tmp_path, 100, steps.append)
+    build_index(corpus, tmp_path, 100, steps.append, step_every=50)
+    reading = [s for s in steps if s.stage == "reading"]
+    assert [s.passages for s in reading] == list(range(50, 481, 50))
+    assert [s.done for s in reading] == sorted(s.done for s in reading) and reading[0].done > 0
+    assert {s.total for s in reading} == {corpus.stat().st_size}
     assert [s.stage for s in steps] == sorted(s.stage for s in steps)  # reading, then scoring
     scoring = [s.done for s in steps if s.stage == "scoring"]
     assert scoring == [0, 100, 200, 300, 400, 480]
@@ -112,18 +121,59 @@ def test_progress_rises_and_ends_with_everything(corpus, tmp_path, monkeypatch):
 
 
 def test_reading_holds_one_shard_at_a_time(tmp_path, monkeypatch):
-    """The corpus is read no further than the shard that is being counted."""
+    """The corpus is read no further than the shard that is being counted, and no passage outlives its shard."""
     (path := tmp_path / "c.jsonl").write_text("".join(f'{{"text": "word{i}"}}\n' for i in range(50)))
-    count, taken = retrieval_build._count, []
+    count, read_corpus, read, alive = retrieval_build._count, retrieval_build.read_corpus, [], []
 
-    def watched(passages, folder):
-        run = list(passages)
-        taken.append(len(run))
-        count(iter(run), folder)
+    def reading(*args):
+        for passage in read_corpus(*args):
+            read.append(weakref.ref(passage))
+            yield passage
 
-    monkeypatch.setattr(retrieval_build, "_count", watched)
+    def counting(passages, folder):
+        count(passages, folder)
+        del passages
+        gc.collect()
+        alive.append((len(read), sum(ref() is not None for ref in read)))
+
+    monkeypatch.setattr(retrieval_build, "read_corpus", reading)
+    monkeypatch.setattr(retrieval_build, "_count", counting)
     build_index(path, tmp_path / "index", 20)
-    assert taken == [20, 20, 10]
+    assert [seen for seen, _ in alive] == [20, 40, 50]
+    assert max(held for _, held in alive) <= 2  # the first one of the shard, and the last
+
+
+def test_a_corpus_that_is_indexed_on_the_way_is_told_of(corpus, tmp_path, monkeypatch, capsys):
+    told = printed("indexing c: ", every=0)
+    build_index(corpus, tmp_path / "index", 100, told, step_every=200)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "reading" in line] == [
+        line for line in lines if re.fullmatch(r"indexing c: reading \d+%, [24]00 passages", line)
+    ]
+    assert "indexing c: scoring 100%, 480 passages" in lines
+    monkeypatch.setenv("WHALE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(retrieval_build, "printed", lambda what: printed(what, every=0))
+    open_retriever(str(corpus))
+    assert f"indexing {corpus}, once: scoring 100%, 480 passages" in capsys.readouterr().err
+    (tmp_path / "copy.jsonl.gz").write_bytes(corpus.read_bytes())
+    monkeypatch.undo()
+    open_retriever(str(tmp_path / "copy.jsonl.gz"))  # in a moment: nothing is said
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"WHALE_CACHE": "/w", "XDG_CACHE_HOME": "/x"}, "/w/judge"),
+        ({"WHALE_CACHE": "", "XDG_CACHE_HOME": "/x"}, "/x/whale/judge"),
+        ({"WHALE_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/h"}, "/h/.cache/whale/judge"),
+    ],
+)
+def test_one_folder_holds_all_that_is_cached(variables, expected, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    assert cache_folder("judge") == load_judge("judge:openai:m@0/0").folder == Path(expected)
 
 
 def test_a_row_that_is_no_passage_names_its_line_and_after_a_repair_the_build_must_start_anew(tmp_path):

@@ -6,8 +6,6 @@ Their arguments are here beside what they do; nothing heavy is imported before t
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +19,6 @@ from whale_train.config import MOST
 
 if TYPE_CHECKING:
     from whale_envs.tools.retrieval_build import Step
-
-#: Seconds between two lines where the screen cannot be redrawn.
-_LINE_EVERY = 5.0
 
 
 @dataclass(frozen=True)
@@ -144,19 +139,18 @@ def _shown() -> Iterator[Callable[[Step], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    from whale_envs.tools.retrieval_build import printed
+
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield printed()
+        return
     passages = TextColumn("{task.fields[passages]:,} passages")
     columns = (TextColumn("{task.description:<8}"), BarColumn(), TaskProgressColumn(), passages, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=None, passages=0)
-        printed = time.monotonic()
 
         def watch(step: Step) -> None:
-            nonlocal printed
-            now = time.monotonic()
             bar.update(task, description=step.stage, completed=step.done, total=step.total, passages=step.passages)
-            if not console.is_terminal and now - printed >= _LINE_EVERY:
-                printed = now
-                print(f"{step.stage} {step.done / max(step.total, 1):.0%}, {step.passages:,} passages", file=sys.stderr)
 
         yield watch

@@ -1,4 +1,5 @@
-"""What was read from files is shared by all who ask for it, for as long as the files stay as they were."""
+"""What was read from files is shared by all who ask for it, for as long as the files stay as they were; and where on
+disk lies what need not be made again."""
 
 from __future__ import annotations
 
@@ -39,6 +40,13 @@ def kept(read: Callable[..., T]) -> Callable[..., T]:
         return once(path, state(path), *args)
 
     return reading
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the user's cache, for what may be made again: in $WHALE_CACHE, $XDG_CACHE_HOME/whale or
+    ~/.cache/whale, the first that is set."""
+    elsewhere = os.environ.get("XDG_CACHE_HOME") or home("~/.cache")
+    return Path(os.environ.get("WHALE_CACHE") or Path(elsewhere, "whale"), name)
 
 
 def home(path: str | Path) -> Path:

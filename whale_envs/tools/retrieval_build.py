@@ -13,6 +13,8 @@ import itertools
 import math
 import os
 import shutil
+import sys
+import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +38,8 @@ from whale_envs.tools.retrieval_tokens import passage_tokens
 #: Passages in a shard, unless one asks otherwise: about 0.5 GB while it is counted, at 100 words a passage.
 SHARD_PASSAGES = 250_000
 
+#: Seconds between two lines of `printed`, and passages between two steps that a `watch` is told.
+LINE_EVERY, STEP_EVERY = 5.0, 1000
 #: How many scores are computed at a time.
 _SLICE = 1 << 20
 
@@ -50,6 +54,20 @@ class Step(NamedTuple):
     done: int
     total: int
     passages: int
+
+
+def printed(what: str = "", every: float = LINE_EVERY) -> Callable[[Step], None]:
+    """A `watch` that prints a line to stderr every so many seconds, with `what` before it."""
+    last = time.monotonic()
+
+    def watch(step: Step) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= every:
+            last = now
+            share = step.done / max(step.total, 1)
+            print(f"{what}{step.stage} {share:.0%}, {step.passages:,} passages", file=sys.stderr, flush=True)
+
+    return watch
 
 
 class _Counts(NamedTuple):
@@ -67,17 +85,19 @@ def build_index(
     out: Path,
     shard_passages: int = SHARD_PASSAGES,
     watch: Callable[[Step], None] = lambda step: None,
+    step_every: int = STEP_EVERY,
 ) -> IndexInfo:
     """Build the index of a corpus file in the folder `out`, or go on with it; says what it holds.
 
-    Memory is bounded by a shard's counts and the corpus's different terms. Another process that builds the same waits
-    for this one. Raises `UserError` for a corpus that cannot be read or holds no passage, and for a folder that has
-    other files or the index of another corpus.
+    `watch` is told a step for every `step_every` passages that are read, and for each shard that is scored. Memory is
+    bounded by a shard's counts and the corpus's different terms. Another process that builds the same waits for this
+    one. Raises `UserError` for a corpus that cannot be read or holds no passage, and for a folder that has other files
+    or the index of another corpus.
     """
     plan = Plan.of(corpus, shard_passages)
     with _claimed(out, plan):
         if not (out / "index.json").exists():
-            shards = _read(corpus, out, plan, watch)
+            shards = _read(corpus, out, plan, watch, step_every)
             info = _score(out, plan, shards, watch)
             write_atomic(out / "index.json", msgspec.json.format(msgspec.json.encode(info)))
         info = read_info(out)
@@ -123,7 +143,7 @@ def _claimed(out: Path, plan: Plan) -> Iterator[None]:
             ) from None
 
 
-def _read(corpus: Path, out: Path, plan: Plan, watch: Callable[[Step], None]) -> int:
+def _read(corpus: Path, out: Path, plan: Plan, watch: Callable[[Step], None], step_every: int) -> int:
     """Read the corpus into shards, from the first passage that is in none; returns how many there are."""
     number, done = 0, 0
     while shard_folder(out, number).exists():
@@ -131,7 +151,8 @@ def _read(corpus: Path, out: Path, plan: Plan, watch: Callable[[Step], None]) ->
             done += len(np.load(shard_folder(out, number) / "offsets.npy", mmap_mode="r")) - 1
         number += 1
     with corpus.open("rb") as raw:
-        passages = _watched(read_corpus(corpus, raw), lambda n: watch(Step("reading", raw.tell(), plan.bytes, n)))
+        told = lambda n: watch(Step("reading", raw.tell(), plan.bytes, n))  # noqa: E731
+        passages = _watched(read_corpus(corpus, raw), told, step_every)
         for _ in itertools.islice(passages, done):
             pass
         while first := next(passages, None):
@@ -144,9 +165,9 @@ def _read(corpus: Path, out: Path, plan: Plan, watch: Callable[[Step], None]) ->
     return number
 
 
-def _watched(passages: Iterable[Passage], tell: Callable[[int], None]) -> Iterator[Passage]:
+def _watched(passages: Iterable[Passage], tell: Callable[[int], None], every: int) -> Iterator[Passage]:
     for number, passage in enumerate(passages, 1):
-        if number % 1000 == 0:
+        if number % every == 0:
             tell(number)
         yield passage
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whale_envs.data.corpus import EXPECTED
+from whale_envs.data.kept import cache_folder
 from whale_envs.episode import read_json
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
@@ -206,11 +207,11 @@ def read_info(folder: Path) -> IndexInfo:
 
 
 def cached_index(corpus: Path) -> Path:
-    """The folder of a corpus file's index in the user's cache, `$WHALE_CACHE` or ~/.cache/whale; built if need be."""
-    from whale_envs.tools.retrieval_build import SHARD_PASSAGES, build_index
+    """The folder of a corpus file's index in the user's cache (see `cache_folder`). Built if need be, which is told on
+    stderr when it takes its time."""
+    from whale_envs.tools.retrieval_build import SHARD_PASSAGES, build_index, printed
 
     plan = Plan.of(corpus, SHARD_PASSAGES)
-    cache = Path(os.environ.get("WHALE_CACHE") or Path.home() / ".cache" / "whale")
-    folder = cache / "indexes" / hashlib.sha256(msgspec.json.encode(plan)).hexdigest()[:16]
-    build_index(corpus, folder)
+    folder = cache_folder("indexes") / hashlib.sha256(msgspec.json.encode(plan)).hexdigest()[:16]
+    build_index(corpus, folder, watch=printed(f"indexing {corpus}, once: "))
     return folder

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 import weakref
@@ -27,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from whale_envs.data.kept import cache_folder
 from whale_envs.episode import Verdict, read_json, write_atomic
 from whale_envs.errors import EpisodeError, UserError
 from whale_envs.services import ServiceError
@@ -78,7 +78,7 @@ class Judge:
         provider: "anthropic" or "openai" (OpenAI itself, or a server that speaks its Chat Completions API).
         model: the model's name there.
         price: dollars a million tokens in and out; None looks it up in `PRICES`.
-        folder: where verdicts are kept; by default whale/judge in the user's cache folder.
+        folder: where verdicts are kept; by default `cache_folder("judge")`.
 
     Raises `UserError` for a price that is not known, and for a key or address that is missing or malformed.
     """
@@ -93,7 +93,7 @@ class Judge:
                 f"give dollars a million tokens in and out, e.g. judge:{provider}:{model}@0.1/0.4 (@0/0 if it is free)"
             )
         self.model, self.price = model, price or PRICES[model]
-        self.folder = folder or _cache_folder()
+        self.folder = folder or cache_folder("judge")
         self.dollars = 0.0
         self._service: Service = connect(provider, model)
         weakref.finalize(self, self._service.close)
@@ -177,10 +177,6 @@ def load_judge(spec: str) -> Judge:
             "tokens, e.g. judge:anthropic:claude-haiku-4-5"
         ) from None
     return Judge(found["provider"], found["model"], price)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whale" / "judge"
 
 
 def _verdict(ruling: Ruling, dollars: float) -> Verdict:
