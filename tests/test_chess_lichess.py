@@ -1,13 +1,13 @@
 """Lichess files: the shapes that people have, and what becomes of rows that cannot be played."""
 
 import csv
-import os
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 from whale_envs import UserError
 from whale_envs.data.chess_lichess import PuzzleReader
@@ -17,8 +17,6 @@ from whale_envs.domains.chess_puzzles import ChessPuzzles
 from whale_envs.task import SPLITS
 from whale_envs.verifiers.chess_line import verify_line
 
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 FILES = {"lichess_puzzles_1000.csv": 1000, "lichess_puzzles_all_themes.csv": 5817, "lichess_mates_12008.csv": 12008}
 
 HEADER = "PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,GameUrl,OpeningTags"

@@ -1,19 +1,16 @@
 """The verifier of chess lines: the whole line, any mate, and every way in which people write a move."""
 
-import os
 from pathlib import Path
 
 import chess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 from whale_envs.data.chess_lichess import PuzzleReader
 from whale_envs.verifiers import ChessGold, verify_line
 from whale_envs.verifiers.chess_line import parse_move
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 SHORT = ["O-O", "0-0", "o-o", "O-O+", "0-0!", "O\u2013O", "e1g1", "E1G1", "e1h1", "Kg1"]
 LONG = ["O-O-O", "0-0-0", "o-o-o", "O-O-O#", "0-0-0!?", "O\u2011O\u2011O", "e1c1", "e1a1"]

@@ -5,7 +5,6 @@ import gzip
 import io
 import itertools
 import json
-import os
 import random
 import tarfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from real_data import REAL, needs_real_data
 
 from whale_envs import UserError, load_domain
 from whale_envs.data.corpus import read_corpus
@@ -26,9 +26,6 @@ from whale_envs.data.search_files import NO_ANSWER
 from whale_envs.domains.math_code import MathCode
 from whale_envs.harness.helpers import ExecResult
 from whale_envs.task import SPLITS
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 FENS = ["8/4R3/1p2P3/p4r2/P6p/1P3Pk1/4K3/8 w - - 1 64", "4r3/1k6/pp3r2/1b2P2p/3R1p2/P1R2P2/1P4PP/6K1 w - - 0 35"]
 LINES = ["e7f7 f5e5 e2f1 e5e6", "e5f6 e8e1 g1f2 e1f1"]

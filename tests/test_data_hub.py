@@ -7,7 +7,6 @@ import csv
 import gzip
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import chess
 import pyarrow
 import pytest
 from pyarrow import parquet
+from real_data import REAL, needs_real_data
 
 from whale_envs import UserError
 from whale_envs.data import recipes
@@ -30,8 +30,6 @@ from whale_envs.task import SPLITS
 from whale_envs.verifiers.chess_line import verify_line
 from whale_envs.verifiers.exact_match import exact_match, normalise
 
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 WRAPPED = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"

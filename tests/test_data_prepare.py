@@ -1,12 +1,12 @@
 """Prepared folders: whole or not there, the same tasks as their source, never used when changed; leaks name rows."""
 
 import json
-import os
 from pathlib import Path
 
 import gymnasium
 import msgspec
 import pytest
+from real_data import REAL, needs_real_data
 
 import whale_envs
 from whale_envs import UserError
@@ -18,8 +18,6 @@ from whale_envs.data.reader import CONFLICT, DUPLICATE
 from whale_envs.task import SPLITS
 from whale_train.cli import main
 
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 ROWS = [{"problem": f"problem number {i}", "answer": i * i} for i in range(40)]
 BAD = [{"problem": "x", "answer": "1/2"}, {"problem": "problem number 3", "answer": 9}, {"problem": "", "answer": 3}]
 CLASH = [{"problem": "y", "answer": 1}, {"problem": "Y.", "answer": 2}]

@@ -1,19 +1,16 @@
 """The strict verifier of integers: value decides, notation does not, and no input hurts."""
 
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 from whale_envs.harness.helpers import boxed
 from whale_envs.verifiers.math_answer import integer, integer_match
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 
 @given(st.integers(), st.integers())

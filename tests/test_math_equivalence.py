@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 import whale_envs
 from whale_envs.domains.math_code import MathCode
@@ -17,9 +18,6 @@ from whale_envs.harness.helpers import boxed
 from whale_envs.verifiers import integer_match, math_equivalent
 from whale_envs.verifiers import math_equivalence as workers
 from whale_envs.verifiers.math_answer import integer
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 #: Each keeps sympy busy for ever, if nobody stops it.
 HANGS = ["9^{9^{9^{9^{9}}}}", "10000000!", "(7^{7^{7^{7}}})!"]

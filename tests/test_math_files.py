@@ -1,13 +1,13 @@
 """Math problems from files: every row is a task or counted with its reason, and bad input is one clear line."""
 
 import json
-import os
 from pathlib import Path
 
 import gymnasium
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 import whale_envs  # noqa: F401  registers the envs
 from whale_envs.data.folder import load_splits
@@ -18,8 +18,6 @@ from whale_envs.errors import UserError
 from whale_envs.harness.helpers import ExecResult
 from whale_envs.task import SPLITS
 
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nP\n\n"

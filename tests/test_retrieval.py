@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 from whale_envs import UserError, load_domain
 from whale_envs.data.corpus import contents, from_contents, read_corpus
@@ -23,9 +24,6 @@ from whale_envs.tools import retrieval_kernel
 from whale_envs.tools.retrieval import BM25Retriever, ReferenceRetriever, open_retriever
 from whale_envs.tools.retrieval_build import build_index
 from whale_envs.tools.retrieval_tokens import passage_tokens, tokens
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 words = st.sampled_from("a b c d e éclair ÇA 東京 x1".split())
 sentences = st.lists(words, max_size=12).map(" ".join)

@@ -1,13 +1,13 @@
 """SearchQA: the mini world's promises, exact match, and real files."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 from whale_envs import UserError, load_domain
 from whale_envs.data.folder import load_splits
@@ -16,9 +16,6 @@ from whale_envs.data.search_files import NO_ANSWER, NO_QUESTION
 from whale_envs.data.search_world import SIZES, SearchWorld
 from whale_envs.domains.search_qa import SearchQA
 from whale_envs.verifiers.exact_match import exact_match, normalise
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 
 def test_a_world_is_the_same_for_the_same_seed_and_another_for_another():

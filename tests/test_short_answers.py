@@ -1,7 +1,6 @@
 """Verifiers of short answers: they agree with recorded labels, and no gold or answer makes them lenient by accident."""
 
 import json
-import os
 import re
 import string
 from pathlib import Path
@@ -9,15 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_data import REAL, needs_real_data
 
 import whale_envs
 from whale_envs import UserError
 from whale_envs.harness.helpers import tag
 from whale_envs.verifiers import exact_match, exact_match_reward, f1, sub_em
 from whale_envs.verifiers.exact_match import normalise
-
-REAL = os.environ.get("WHALE_REAL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="WHALE_REAL_DATA is not set: no real files to try")
 
 VERIFIERS = [exact_match, f1, sub_em]
 EMPTY = ["*", "---", "the", "", "a an the", "  "]

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from whale_envs.errors import UserError, unknown
-from whale_envs.harness.helpers import TaskView
 
 #: The three splits: what weights are trained on, what harnesses are searched on, and what is sealed until the end.
 SPLITS = ("weight", "harness", "test")
@@ -23,10 +22,6 @@ class Task(msgspec.Struct, frozen=True):
     shown: dict[str, Any]
     gold: Any
     source: str = ""
-
-    def view(self) -> TaskView:
-        """The part of the task that a harness gets."""
-        return TaskView(self.shown)
 
 
 class TaskSet(Sequence[Task]):
