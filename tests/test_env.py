@@ -287,6 +287,25 @@ def test_a_users_mistake_is_one_line(kwargs: dict[str, object], message: str) ->
         ("def run(task, tools):\n    def inner():\n        yield 1\n    return 1", "never yields"),
         ("def run(task, tools):\n    return (" * 150 + "1", "does not parse"),
         ("#" * 300_000, "expected at most 200,000"),
+        *(
+            (source.replace("RUN", "def run(task, tools):\n    yield 1\n"), "line [0-9]+ defines `run` again")
+            for source in (
+                "RUNRUN",
+                "RUNrun = lambda task, tools: [1]",
+                "RUNdel run",
+                "RUNif 1:\n  def run(a, b): yield",
+                "RUNfor run in []: pass",
+                "RUNimport json as run",
+                "RUNfrom re import sub as run",
+                "RUNclass run: pass",
+                "RUNx = [run := max]",
+                "RUNdef f():\n    global run\n    run = max",
+                "async def run(a, b): yield\nRUN",
+                "RUNtry: pass\nexcept ValueError as run: pass",
+                "RUNmatch 1:\n    case run: pass",
+                "run: int = 1\nRUN",
+            )
+        ),
     ],
 )
 def test_a_harness_that_breaks_the_contract_is_refused(source: str, message: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -59,16 +59,60 @@ def _check(source: str, name: str) -> CodeType:
         raise HarnessSourceError(
             f"harness {name} does not parse{where}: {getattr(error, 'msg', error)}; mend the file"
         ) from None
-    runs = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
-    if not runs:
-        raise HarnessSourceError(f"harness {name} has no function `run(task, tools)`: define one at the top level")
-    if len(runs[-1].args.args) != 2:
-        raise HarnessSourceError(f"harness {name}: `run` takes (task, tools), not {len(runs[-1].args.args)} arguments")
-    if not any(_yields(n) for n in runs[-1].body):
+    run = run_of(tree, name)
+    if len(run.args.args) != 2:
+        raise HarnessSourceError(f"harness {name}: `run` takes (task, tools), not {len(run.args.args)} arguments")
+    if not any(_yields(n) for n in run.body):
         raise HarnessSourceError(
             f"harness {name}: `run` never yields; `reply = yield messages` is how it asks the model"
         )
     return code
+
+
+def run_of(tree: ast.Module, name: str = "harness") -> ast.FunctionDef:
+    """The one definition of `run` in a harness's syntax tree: what is read is what runs.
+
+    Raises `HarnessSourceError` where there is none at the top level, or where something else has its name, too.
+    """
+    runs = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
+    if not runs:
+        raise HarnessSourceError(f"harness {name} has no function `run(task, tools)`: define one at the top level")
+    again = next((n for n in _of_the_module(tree) if n is not runs[0] and "run" in _binds(n)), None)
+    if again is not None:
+        where = f"line {getattr(again, 'lineno', runs[0].lineno)}"
+        raise HarnessSourceError(
+            f"harness {name}: {where} defines `run` again: expected one definition, rename the rest"
+        )
+    return runs[0]
+
+
+def _of_the_module(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes whose names are the module's, and `global` statements wherever they are."""
+    waiting: list[tuple[ast.AST, bool]] = [(node, True) for node in tree.body]
+    while waiting:  # no recursion: a source may nest deeper than Python's stack
+        node, outside = waiting.pop()
+        if outside or isinstance(node, ast.Global):
+            yield node
+        outside = outside and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+        waiting += [(inner, outside) for inner in ast.iter_child_nodes(node)]
+
+
+def _binds(node: ast.AST) -> Collection[str]:
+    """The names that a statement or expression gives a meaning, or takes it from."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return (name,)
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.alias(name=name, asname=other):
+            return (other or name.partition(".")[0],)
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return (name,)
+        case ast.MatchMapping(rest=str(name)):
+            return (name,)
+        case ast.Global(names=names):
+            return names
+    return ()
 
 
 def _yields(node: ast.AST) -> bool:
