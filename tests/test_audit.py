@@ -89,6 +89,78 @@ def test_a_cheat_that_shows_in_its_source_is_caught_there(name: str) -> None:
     assert found and all(f.layer == "static" and f.where.startswith("line ") for f in found)
 
 
+#: Ways around the reader: a line before `run`, its body after the ask, and what is found of it.
+AROUND = {
+    "another name for getattr": ("g = getattr", "return g(tag, '_' + 'x')", "hands getattr on"),
+    "a formatter": ("", "return string.Formatter().get_field('x', (), {})", "reads .Formatter"),
+    "an imported formatter": ("from string import Formatter as F", "return F()", "imports Formatter from string"),
+    "type hints": ("", "return typing.get_type_hints(r)", "reads .get_type_hints"),
+    "a reference": ("from typing import ForwardRef", "return ForwardRef('r')", "imports ForwardRef from typing"),
+    "a format of parts": ("", "return ('{0._' + '_x}').format(task)", "names the inside of something"),
+    "a format of a reply": ("", "return r.text.format(task)", "a text that is not written out"),
+    "a format by its class": ("", "return str.format(r.text, task)", "a text that is not written out"),
+    "a format that is given": ("def f(t):\n    return t.format_map(0)", "return f(r.text)", "not written out"),
+    "bytes": ("KNOWN = b'Noval ' + b'Drarsa|Vuton Pagor'", "return r.text", "holds the answer of a task"),
+    "tokens": ("", "return '1 2 3 4 5 6 7 8 9'.split()[sum(map(ord, task.question)) % 9]", "sequence"),
+    "a list": ("N = [1, 2, 3, 4, 5, 6, 7, 8, 9]", "return N[len(task.question)]", "sequence"),
+    "tokens by name": ("N = 'a b c d e f g h i j'.split()", "return N[len(task.question)]", "sequence"),
+    "numbers by name": ("N = [*map(int, '1 2 3 4 5 6 7 8 9'.split())]", "return N[len(task.question)]", "sequence"),
+    "a decorator": ("@(lambda run: run)", "return r.text", "decorates run"),
+    "depth": (f"X = {'1 + ' * 600}1", "return r.text", "nested too deep to be read"),
+    "tools that are the task": ("", "tools = task\n    return tools.question.strip() == 1234", "compares the task"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_way_around_the_reader_is_closed(name: str) -> None:
+    before, after, said = AROUND[name]
+    found = static_findings(around(before, after), null("search-qa").domain.splits.harness)
+    assert any(said in f.reason for f in found), found
+
+
+def test_answers_in_one_string_are_answers_that_stand_together() -> None:
+    rows = null("math").domain.splits.harness
+    table = ",".join(str(task.gold) for task in rows[:9])
+    found = static_findings(around(f"N = {table!r}.split(',')", "return r.text"), rows)
+    assert any("answers of tasks" in f.reason for f in found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ASK = 'Say {what}'", "return ASK.format(what=r.text)"),
+        ("", "return '{0}: {1}'.format(task.question, r.text)"),
+        ("", "return ('even', 'odd')[len(task.question) % 2]"),
+        ("", "return 'abcdefgh'[len(task.question) % 8]"),
+        ("", "run = 5\n    return getattr(r, 'text', run)"),
+        ("", "return [line.split() for line in r.text.splitlines()]"),
+    ],
+)
+def test_what_is_like_a_way_around_the_reader_may_stay(before: str, after: str) -> None:
+    assert static_findings(around(before, after), null("search-qa").domain.splits.harness) == []
+
+
+def around(before: str, after: str) -> Harness:
+    head = "import string, typing\nfrom whale_envs.harness import tag, user\n"
+    run = f"def run(task, tools):\n    r = yield [user(task.question)]\n    {after}\n"
+    return Harness(f"{head}{before}\n{run}", "around")
+
+
+def test_branches_are_read_whatever_run_calls_its_arguments() -> None:
+    rows = null("search-qa").domain.splits.harness
+    question = rows[0].shown["question"]
+
+    def branches(task: str, tools: str, side: str) -> bool:
+        body = f"    found = {tools}.search({task}.question)[0].text\n    r = yield [found]\n"
+        body += f"    if {side} == {question!r}: return 5\n"
+        found = static_findings(Harness(f"def run({task}, {tools}):\n{body}"), rows)
+        return any("branches on" in f.reason for f in found)
+
+    for task, tools in (("task", "tools"), ("t", "env"), ("tools", "task")):
+        assert branches(task, tools, f"{task}.question")
+        assert not branches(task, tools, "found.strip()")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "static"])
 def test_where_the_static_layer_is_blind_such_a_cheat_gains_nothing_or_is_caught_later(name: str) -> None:

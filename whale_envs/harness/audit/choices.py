@@ -1,17 +1,21 @@
 """Where a harness's source decides by what the task says, or by what a move is worth.
 
-Data is followed from `task`, from a board's `fen` and from its list of legal moves through assignments and calls of
-the file's own functions, whatever their order; a model's reply and a tool's result are new data.
+Data is followed from what `run` is given as its task, from a board's `fen` and from its list of legal moves through
+assignments and calls of the file's own functions, whatever their order; a model's reply and a tool's result are new
+data.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from whale_envs.harness.audit.finding import Finding
-from whale_envs.harness.audit.reach import found
-from whale_envs.harness.audit.rows import Rows, fold
+from whale_envs.harness.audit.rows import KINDS, Rows
+from whale_envs.harness.audit.syntax import fold, found
+from whale_envs.harness.helpers import words
+from whale_envs.harness.load import run_of
 
 #: String and `re` functions that ask whether a text is or holds another.
 _ASKS = frozenset(("startswith", "endswith", "find", "index", "count", "match", "search", "fullmatch", "findall"))
@@ -23,8 +27,12 @@ FINGERPRINT = 1000
 
 def choices(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
     """The findings of a harness's syntax tree."""
-    yield from _ByTheTask(tree, rows).findings()
-    legal = Flow(tree, names=set(), attributes={"legal"})
+    run = run_of(tree)
+    task, tools = (a.arg for a in run.args.args)
+    if run.decorator_list:
+        yield found(run, "decorates run: what runs is not what is written")
+    yield from _ByTheTask(tree, rows, Flow(tree, {task}, {"fen", "board"}, tools)).findings()
+    legal = Flow(tree, set(), {"legal"}, tools)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _ranked(node, legal)
@@ -33,14 +41,17 @@ def choices(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
 
 
 class Flow:
-    """Which expressions carry data from some names and attributes, by the names that they were assigned to."""
+    """Which expressions carry data from some names and attributes, by the names that they were assigned to.
 
-    def __init__(self, tree: ast.Module, names: set[str], attributes: set[str]) -> None:
-        self.names, self.attributes = set(names), attributes
+    `tools` is what `run` calls its tools; what a tool gives is new data.
+    """
+
+    def __init__(self, tree: ast.Module, names: set[str], attributes: set[str], tools: str) -> None:
+        self.names, self.attributes, self.tools = set(names), attributes, {tools}
         self._functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
         size = -1
-        while size != len(self.names):
-            size = len(self.names)
+        while size != len(self.names) + len(self.tools):
+            size = len(self.names) + len(self.tools)
             for node in ast.walk(tree):
                 self._follow(node)
 
@@ -52,7 +63,7 @@ class Flow:
             return node.id in self.names
         if isinstance(node, ast.Attribute):
             return node.attr in self.attributes or self.carries(node.value)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _root(node.func) == "tools":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self._is_tools(node.func.value):
             return False
         return any(self.carries(child) for child in ast.iter_child_nodes(node))
 
@@ -65,27 +76,36 @@ class Flow:
             self._assign([node.target], node.iter)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self._functions:
             parameters = [a.arg for a in self._functions[node.func.id].args.args]
-            self.names |= {p for p, value in zip(parameters, node.args, strict=False) if self.carries(value)}
-            self.names |= {k.arg for k in node.keywords if k.arg in parameters and self.carries(k.value)}
+            given = [*zip(parameters, node.args, strict=False)]
+            given += [(k.arg, k.value) for k in node.keywords if k.arg in parameters]
+            self.names |= {p for p, value in given if self.carries(value)}
+            self.tools |= {p for p, value in given if self._is_tools(value)}
 
     def _assign(self, targets: list[ast.expr], value: ast.expr | None) -> None:
+        names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         if self.carries(value):
-            self.names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            self.names |= names
+        elif value is not None and self._is_tools(value):
+            self.tools |= names
 
-
-def _root(node: ast.AST) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    def _is_tools(self, node: ast.expr) -> bool:
+        """Whether an expression is the tools, and by no other assignment the data that is followed."""
+        return isinstance(node, ast.Name) and node.id in self.tools and node.id not in self.names
 
 
 class _ByTheTask:
     """Finds decisions by what the task says: comparisons with literals, tables, hashes."""
 
-    def __init__(self, tree: ast.Module, rows: Rows) -> None:
-        run = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run")
-        self._tree, self._rows = tree, rows
-        self._shown = Flow(tree, names={run.args.args[0].arg}, attributes={"fen", "board"})
+    def __init__(self, tree: ast.Module, rows: Rows, shown: Flow) -> None:
+        self._tree, self._rows, self._shown = tree, rows, shown
+        stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        self._once = {  # names that are assigned once in the file, wherever
+            t.id: n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Assign)
+            for t in n.targets
+            if isinstance(t, ast.Name) and stores[t.id] == 1
+        }
         self._constants = {
             t.id: s.value for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
         }
@@ -128,10 +148,23 @@ class _ByTheTask:
     def _looked_up(self, node: ast.AST, table: ast.expr, key: ast.expr) -> Iterator[Finding]:
         """A table of literals that is indexed with a text of the task, unless its keys are kinds of tasks."""
         table = self._constant(table)
-        if isinstance(table, ast.Dict) and self._shown.carries(key):
+        if not self._shown.carries(key):
+            return
+        if isinstance(table, ast.Dict):
             keys = {k.value for k in table.keys if isinstance(k, ast.Constant)}
             if not keys <= self._rows.kinds:
                 yield found(node, "looks the task up in a table")
+        elif self._length(table) > KINDS:
+            yield found(node, "looks the task up in a sequence")
+
+    def _length(self, table: ast.expr) -> int:
+        """How many literals a sequence holds: its items, or the words of a text that it is made from."""
+        if isinstance(table, ast.Name):
+            table = self._once.get(table.id, table)
+        items = table.elts if isinstance(table, ast.List | ast.Tuple) else []
+        parts = [self._once.get(n.id, n) if isinstance(n, ast.Name) else n for n in ast.walk(table)]
+        taken = [len(words(text)) for text in map(fold, parts) if text]
+        return max(sum(isinstance(item, ast.Constant) for item in items), *taken, 0)
 
     def _constant(self, node: ast.expr) -> ast.expr:
         return self._constants.get(node.id, node) if isinstance(node, ast.Name) else node

@@ -14,12 +14,17 @@ from types import ModuleType
 
 from whale_envs.harness import helpers
 from whale_envs.harness.audit.finding import Finding
+from whale_envs.harness.audit.syntax import fold, found
 from whale_envs.harness.namespace import ALLOWED_IMPORTS, REMOVED_BUILTINS
 
 #: Builtins that make code or look around at run time.
 DYNAMIC = frozenset(("eval", "exec", "compile", "__import__", "globals", "locals", "vars"))
 #: Builtins that take an attribute's name; a computed one can be any.
 BY_NAME = frozenset(("getattr", "setattr", "delattr", "hasattr"))
+#: What evaluates strings, or looks up attributes that a string names, in modules that a harness may import.
+EVALUATING = frozenset(("Formatter", "get_type_hints", "ForwardRef", "evaluate_forward_ref"))
+#: Methods of strings that look up the attributes that the string names.
+FORMATTING = frozenset(("format", "format_map", "vformat"))
 #: Names with two underscores that a plain program has a use for.
 PLAIN_DUNDERS = frozenset(("__init__", "__post_init__", "__name__", "__doc__"))
 #: Attributes of generators, frames, tracebacks and code objects, which lead out of a namespace.
@@ -36,22 +41,22 @@ def reach(tree: ast.Module) -> Iterator[Finding]:
     """The findings of a harness's syntax tree."""
     modules = _modules(tree)
     own = _own_names(tree)
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _import(node)
         elif isinstance(node, ast.Name):
             yield from _name(node, own)
+            if node.id in BY_NAME and node not in called:
+                yield found(node, f"hands {node.id} on: attributes that are looked up by computed names")
         elif isinstance(node, ast.Attribute):
             yield from _attribute(node, own, modules)
+            if node.attr in FORMATTING:
+                yield from _formats(node, tree)
         elif isinstance(node, ast.Call):
             yield from _call(node)
         elif isinstance(node, ast.Constant):
             yield from _constant(node)
-
-
-def found(node: ast.AST, reason: str) -> Finding:
-    """A static finding at a node."""
-    return Finding("static", reason, f"line {getattr(node, 'lineno', 1)}")
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
@@ -96,7 +101,9 @@ def _import(node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
         yield found(node, f"imports from {module}")
     else:
         for alias in node.names:
-            if _leads_out(module, alias.name):
+            if alias.name in EVALUATING:
+                yield found(node, f"imports {alias.name} from {module}: code that is made or looked up at run time")
+            elif _leads_out(module, alias.name):
                 yield found(node, f"imports {alias.name} from {module}, which is none of its public names")
 
 
@@ -109,7 +116,8 @@ def _leads_out(module: str, name: str) -> bool:
 
 
 def _name(node: ast.Name, own: set[str]) -> Iterator[Finding]:
-    if node.id in DYNAMIC:  # whatever else has that name: to define it somewhere would be an easy disguise
+    # the first whatever else has that name: to define it somewhere would be an easy disguise
+    if node.id in DYNAMIC or (node.id in EVALUATING and node.id not in own):
         yield found(node, f"uses {node.id}: code that is made or looked up at run time")
     elif node.id in own:
         return
@@ -124,7 +132,9 @@ def _attribute(node: ast.Attribute, own: set[str], modules: dict[str, str]) -> I
     module = modules.get(base.id, "") if isinstance(base, ast.Name) else ""
     while isinstance(base, ast.Attribute):
         base = base.value
-    if isinstance(node.ctx, ast.Store | ast.Del) and isinstance(base, ast.Name) and base.id in modules:
+    if name in EVALUATING and name not in own:
+        yield found(node, f"reads .{name}: code that is made or looked up at run time")
+    elif isinstance(node.ctx, ast.Store | ast.Del) and isinstance(base, ast.Name) and base.id in modules:
         yield found(node, f"changes {ast.unparse(node)}, which outlives an episode")
     elif _FRAMES.fullmatch(name) or (_DUNDER.fullmatch(name) and name not in PLAIN_DUNDERS):
         yield found(node, f"reads .{name}, the inside of the interpreter")
@@ -134,10 +144,23 @@ def _attribute(node: ast.Attribute, own: set[str], modules: dict[str, str]) -> I
         yield found(node, f"reaches the module {name} through {module}")
 
 
+def _formats(node: ast.Attribute, tree: ast.Module) -> Iterator[Finding]:
+    """Findings where a text is filled in that is not written out, or that names the inside of something."""
+    texts = [node.value]
+    if isinstance(node.value, ast.Name):  # by a name that is given texts alone
+        name = node.value.id
+        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and type(n.ctx) is not ast.Load]
+        given = any(isinstance(n, ast.arg) and n.arg == name for n in ast.walk(tree))
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) and n.targets[0] in stored]
+        texts = texts if len(texts) == len(stored) and not given else []
+    written = [fold(text) for text in texts]
+    if not texts or None in written:
+        yield found(node, f"fills in ({node.attr}) a text that is not written out: it may name any attribute")
+    elif any(re.search(r"\{[^{}]*[.\[]_", text or "") for text in written):
+        yield found(node, f"fills in ({node.attr}) a text that names the inside of something")
+
+
 def _call(node: ast.Call) -> Iterator[Finding]:
-    for argument in (*node.args, *(k.value for k in node.keywords)):
-        if isinstance(argument, ast.Name) and argument.id in BY_NAME:
-            yield found(node, f"hands {argument.id} on: attributes that are looked up by computed names")
     if isinstance(node.func, ast.Name) and node.func.id in BY_NAME:
         name = node.args[1] if len(node.args) > 1 else None
         if not (isinstance(name, ast.Constant) and isinstance(name.value, str) and not name.value.startswith("_")):

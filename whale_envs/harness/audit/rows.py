@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from whale_envs.harness.audit.finding import Finding
-from whale_envs.harness.audit.reach import found
+from whale_envs.harness.audit.syntax import fold, found
 from whale_envs.harness.helpers import words
 from whale_envs.task import Task
 
@@ -125,24 +125,14 @@ def copied(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
                 yield found(node, f"holds {len(known)} answers of tasks: {_brief(', '.join(sorted(known)))}")
 
 
-def fold(node: ast.AST) -> str | None:
-    """The string that an expression writes out in constants; None for anything else."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = fold(node.left), fold(node.right)
-        return left + right if left is not None and right is not None else None
-    if isinstance(node, ast.JoinedStr):
-        parts = [fold(v) if isinstance(v, ast.Constant) else " | " for v in node.values]
-        return "".join(p or "" for p in parts)
-    return None
-
-
 def _held(text: str, rows: Rows) -> str:
     """What of a row a text holds, "" for nothing."""
     for token in _SPLIT.split(text):
         if what := rows.tokens.get(token):
             return what
+    tokens = {token.strip().lower() for token in _SPLIT.split(text)} - {""}
+    if len(known := tokens & rows.short) >= max(TOGETHER, len(tokens) // 2):  # a list of them, not a sentence
+        return f"{len(known)} answers of tasks"
     said = _content(text)
     for at, first in enumerate(said):
         if any(tuple(said[at : at + len(answer)]) == answer for answer in rows.answers.get(first, ())):
