@@ -124,6 +124,13 @@ ZOO = {
     "waits for nothing": "async def f(): pass\n" + ASK + "return f",
 }  # fmt: skip
 
+#: What differs between processes, so that it differs trusted and jailed: the audit refuses it.
+UNORDERED = {
+    "shows a set": "yield [user(' '.join({*'abcdefgh', task.question}))]\nreturn 'x'",
+    "answers by a set": ASK + "return str(list({'a', 'b', 'c', 'd', r.text}))",
+    "hashes": ASK + "return str(hash('x' + task.question))",
+}
+
 BODIES = {name: source for name, source in ZOO.items() if "def run" not in source}
 FILES = {name: source for name, source in ZOO.items() if "def run" in source}
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from harness_zoo import UNORDERED, in_one_file
 from knowing_agents import knowing
 from scripted_agents import searcher
 
@@ -20,7 +21,13 @@ from whale_envs.harness.helpers import BoardView, ExecResult, Passage
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness
 from whale_envs.task import Task
-from whale_train.meta_harness.audit import audit, canary_findings, isolation_findings, provenance_findings
+from whale_train.meta_harness.audit import (
+    audit,
+    canary_findings,
+    isolation_findings,
+    order_findings,
+    provenance_findings,
+)
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.nulls import NullPolicy, NullTest
 from whale_train.meta_harness.proposers.crossover import titled
@@ -413,6 +420,24 @@ def test_blind_policies_answer_whatever_the_roles_are(domain: str) -> None:
     for kind in null(domain).kinds:
         played = null(domain).play(Harness(alone, trusted=True), kind, null(domain).tasks[:1], None)
         assert played[0].failure is None and played[0].calls
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_what_depends_on_the_order_of_a_set_is_seen(name: str) -> None:
+    test = null("search-qa")
+    harness = Harness(in_one_file({name: UNORDERED[name]}).replace("int(case.text)", "0"), name)
+    jail = Jail(harness)
+    found = order_findings(test, harness, jail)
+    jail.close()
+    assert [f.layer for f in found] == ["contract"] and "sort" in found[0].reason
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_what_ships_depends_on_no_order(domain: str) -> None:
+    harness = load_harness("strong", domain, trusted=False)
+    jail = Jail(harness)
+    assert order_findings(null(domain), harness, jail) == []
+    jail.close()
 
 
 LEAK = """

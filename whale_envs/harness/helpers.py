@@ -7,6 +7,10 @@ package. A harness is one file with one generator function:
         reply = yield [user(task.question)]      # a model call
         found = tools.search("...", k=1)         # a tool call
         return tag(reply.text, "answer")         # the answer
+
+Its episodes are the same in every process: what it draws comes from the episode's seed. One thing is left to it: the
+order of a set of strings, and `hash()` of one, differ from process to process (jailed they happen to be fixed), so a
+set is sorted before it reaches a message or an answer. `whale audit` plays under two orders and says where that fails.
 """
 
 from __future__ import annotations

@@ -32,14 +32,16 @@ SPARE = 8
 class Jail:
     """What the episodes of one harness are forked from: started when first needed, again should it end.
 
-    Any thread may start episodes; each episode is for one thread at a time. `close` may be called again.
+    Any thread may start episodes; each episode is for one thread at a time. `close` may be called again. `hash_seed`
+    decides how strings hash, and so the order of their sets: another one shows whether a harness depends on that.
     """
 
-    def __init__(self, harness: Harness, limits: JailLimits | None = None) -> None:
+    def __init__(self, harness: Harness, limits: JailLimits | None = None, hash_seed: int = 0) -> None:
         self.harness = harness
         self.limits = limits or JailLimits()
         #: The turns at which workers were lost, but for those that an episode has got past since.
         self.lost_at: list[int] = []
+        self._hash_seed = hash_seed
         self._zygote: Zygote | None = None
         self._spare: deque[Worker] = deque()
         self._started = 0
@@ -67,7 +69,7 @@ class Jail:
         model is at work, or on another processor. A jail for a few episodes forks few ahead.
         """
         if self._zygote is None or not self._zygote.alive:
-            self._zygote = Zygote(self.harness, self.limits)
+            self._zygote = Zygote(self.harness, self.limits, self._hash_seed)
             self._spare.clear()
         self._started += 1
         while len(self._spare) <= min(self._started, SPARE):

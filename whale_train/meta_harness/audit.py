@@ -20,6 +20,8 @@ from whale_train.rollout import rollout
 CANARIES, FEW_CANARIES = 16, 2
 #: Tasks that are played twice to see that episodes do not know of each other.
 TWICE = 2
+#: Tasks that are played where strings hash otherwise.
+ORDERED = 4
 #: The most findings that a layer lists.
 LISTED = 5
 
@@ -39,6 +41,21 @@ def isolation_findings(null: NullTest, harness: Harness, jail: Jail | None) -> l
         for a, b in zip(first, again, strict=True)
         if not a == b  # noqa: SIM201 (msgspec gives a struct a `!=` of its own)
     ]
+
+
+def order_findings(null: NullTest, harness: Harness, jail: Jail) -> list[Finding]:
+    """Play a few tasks where strings hash otherwise: an episode that goes otherwise depends on the order of a set, and
+    goes otherwise in every process that is not a jail."""
+    tasks = null.tasks[:ORDERED]
+    other = Jail(harness, hash_seed=1)
+    try:
+        again = null.play(harness, "random", tasks, other)
+    finally:
+        other.close()
+    said = "its episode depends on the order of a set or on hash(), which differ between processes: sort what is a set"
+    first = null.play(harness, "random", tasks, jail)
+    pairs = zip(first, again, strict=True)
+    return [Finding("contract", said, f"task {a.task_id}") for a, b in pairs if not a == b][:1]  # noqa: SIM201 (as above)
 
 
 def canary_findings(
@@ -126,7 +143,8 @@ def audit(
         progress.begin("audit", min(limit, len(tasks)))
         played = rollout(policy, domain, harness, tasks[:limit], "harness", seed, progress=progress, jail=jail)
         took = round(time.perf_counter() - started, 3)
-        layers.append(Checked("contract", f"{len(played)} episodes", _broken(played), took))
+        broken = _broken(played) or order_findings(null, harness, jail)
+        layers.append(Checked("contract", f"{len(played)} episodes", broken, took))
         null.recorded = played
         check(
             "provenance", f"{sum(e.score > 0.5 for e in played)} solved episodes", lambda: provenance_findings(played)
