@@ -30,9 +30,10 @@ from whale_train.meta_harness.proposers import check_proposer, load_proposer
 from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.anthropic import PRICES, AnthropicService, anthropic_service
 from whale_train.meta_harness.proposers.archive_tools import MAX_SHOWN, TOOLS, Desk, ToolInputError, tool_schemas
-from whale_train.meta_harness.proposers.base import Cost, ProposerError
+from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.brief import BRIEFS, system_prompt
 from whale_train.meta_harness.proposers.messages_stream import MessagesAnswer
+from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.proposers.service import StreamError
 from whale_train.meta_harness.search import SearchConfig
 
@@ -318,6 +319,18 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "names": (submit(SNIPPETS.replace("PASSAGES)", "PASAGES)")), "PASAGES"),
     "nesting": (submit(H0.source.replace("TURNS = 3", "TURNS = " + "+".join(["1"] * 5000))), "does not parse"),
     "nothing new": (submit("# Mine.\n" + H0.source), "the same program as"),
+    "a draft that does not parse": (
+        call("try_draft", {"source": "def run(", "candidate": H0.hash, "tasks": ["x"]}),
+        "does not parse",
+    ),
+    "a draft on no such task": (
+        call("try_draft", {"source": SNIPPETS, "candidate": H0.hash, "tasks": ["x"]}),
+        "has not played task 'x'",
+    ),
+    "a draft on too many tasks": (
+        call("try_draft", {"source": SNIPPETS, "candidate": H0.hash, "tasks": ["x"] * 6}),
+        "length <= 5",
+    ),
     "no hypothesis": (submit(SNIPPETS, hypothesis=""), "length >= 1"),
 }
 
@@ -440,6 +453,47 @@ def test_two_candidates_are_compared_task_by_task(tmp_path: Path, serve: Callabl
     assert re.findall(rf"^only {H0.hash}: (\S+)", shown, re.MULTILINE) == wins
     assert re.findall(rf"^only {new}: (\S+)", shown, re.MULTILINE) == losses
     assert "+        messages += [reply.message, tool" in shown
+
+
+def test_a_hypothesis_stands_beside_what_came_of_it(tmp_path: Path) -> None:
+    proposer = ScriptedProposer(
+        Proposal(SNIPPETS, "The nearest sentences hold the answer.", (H0.hash,), ("view",)),
+        Proposal("def run(\n", "Shorter is better.", (H0.hash,)),
+    )
+    archive = run_search(tmp_path, proposer, SearchConfig(rounds=1, candidates=2, tasks=12, backoff=0, refills=0))
+    new, broken = (t.hash for t in archive.rounds[0].tried)
+    key = str(archive.phase.score_key)  # type: ignore[union-attr]
+    gain = archive[new].scores[key].mean - archive[H0.hash].scores[key].mean
+    result = f"on 12 tasks, {archive[new].scores[key].turns:.1f} model calls, {gain:+.3f} against {H0.hash}"
+    desk = Desk(archive, 1, DOMAIN)
+    listed = desk.use("list_candidates", {}).split("\n")
+    at = next(i for i, line in enumerate(listed) if line.startswith(new))
+    assert result in listed[at] and listed[at + 1] == "    expected: The nearest sentences hold the answer."
+    read = desk.use("read", {"path": f"candidates/{new}/hypothesis.md"})
+    assert read.startswith("1\tThe nearest sentences") and result in read.split("[what came of it: ")[1]
+    assert "does not parse" in desk.use("read", {"path": f"candidates/{broken}/hypothesis.md"})
+    assert "each one beside its result" in system_prompt("search-qa")
+
+
+def test_a_draft_is_played_on_recorded_replies_and_shows_no_verdict(played: Path) -> None:
+    archive = Archive(played, "search-qa")
+    desk, episodes = Desk(archive, 1, DOMAIN), [e for e in archive.episodes(H0.hash) if e.tool_calls][:2]
+    tasks = [e.task_id for e in episodes]
+    before = {p: p.read_bytes() for p in played.rglob("*") if p.is_file()}
+
+    def draft(source: str) -> list[str]:
+        return desk.use("try_draft", {"source": source, "candidate": H0.hash, "tasks": tasks}).split("\n\ntask ")
+
+    for shown, recorded in zip(draft(H0.source), episodes, strict=True):
+        calls = len(recorded.calls)
+        assert f"it returns {recorded.answer!r}, after {calls} model calls, of {calls} recorded; it asks as" in shown
+        assert "· score" not in shown and all(c.reply.text in shown for c in recorded.calls)
+        assert "search(" in shown and "-> [" in shown
+    assert all("from call 2 on, it asks something else" in shown for shown in draft(SNIPPETS))
+    assert all("from call 1 on" in shown for shown in draft(H0.source.replace("Question:", "The question:")))
+    failing = H0.source.replace("        query = tag", "        1 / 0\n        query = tag")
+    assert all("ZeroDivisionError" in shown for shown in draft(failing))
+    assert before == {p: p.read_bytes() for p in played.rglob("*") if p.is_file()}
 
 
 # ---------------------------------------------------------------------------------------------- what it is told

@@ -122,6 +122,8 @@ def all_that_tools_show(archive: Archive, domain: Domain) -> str:
             use("compare", first=hash, second=other)
         for task in [*archive.outcomes(hashes[0], archive.phase.score_key), "shadow"]:  # type: ignore[union-attr]
             use("episode", candidate=hash, task=task)
+    for task in [*archive.outcomes(hashes[0], archive.phase.score_key), "test"]:  # type: ignore[union-attr]
+        use("try_draft", source=H0.source, candidate=hashes[0], tasks=[task])
     use("submit", source="nothing", hypothesis="x", parents=[], axes=[])
     return "\n".join(shown)
 

@@ -1,4 +1,4 @@
-"""What a proposer that is a model does with an archive: list, read, grep, compare, view an episode, submit.
+"""What a proposer that is a model does with an archive: list, read, grep, compare, view an episode, try, submit.
 
 Each tool is a struct: its fields are the tool's input (the JSON schema and the checks come from them), its docstring
 is what the model is told, `answer` does it. A `ToolInputError` says to the model what to mend. Files are read below
@@ -12,7 +12,6 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,15 +19,26 @@ from typing import Annotated, Any
 import msgspec
 import zstandard
 
-from whale_envs import Domain, Episode, Harness
+from whale_envs import Domain, Harness
 from whale_envs.harness.load import HarnessSourceError
 from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Score, tree_hash
 from whale_train.meta_harness.prompt_only import refused_edit
+from whale_train.meta_harness.proposers.archive_views import (
+    candidate_line,
+    cut,
+    frontier,
+    outcome_line,
+    result_of,
+    transcript,
+)
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.code import Code
+from whale_train.meta_harness.proposers.drafts import try_draft
 
-#: Most characters that one tool call shows, and most of one line of a file.
-MAX_SHOWN, MAX_LINE = 24_000, 4_000
+#: Most characters that one tool call shows.
+MAX_SHOWN = 24_000
+#: Most tasks that a draft is tried on at once.
+MAX_TRIED = 5
 #: Most matches that grep shows, and how long it may take in seconds.
 MAX_MATCHES, GREP_SECONDS = 60, 10
 
@@ -117,8 +127,9 @@ Page = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ListCandidates(Tool, frozen=True):
-    """List every candidate (score under the present weights, parents, axes, hypothesis, why the gate refused it), what
-    each finished round did, and the tasks that others solve and the accepted harness does not."""
+    """List every candidate (score under the present weights and against its parents, or why it was refused; parents,
+    axes, and beside that what its author expected), what each finished round did, and the tasks that others solve and
+    the accepted harness does not."""
 
     def answer(self, desk: Desk) -> str:
         """See `Tool.answer`."""
@@ -126,14 +137,14 @@ class ListCandidates(Tool, frozen=True):
         lines = [f"{len(archive.candidates)} candidates, best first; accepted: {archive.accepted}"]
         scored = archive.scored()
         others = [c for c in archive.candidates if c not in scored]
-        lines += [_candidate_line(desk, c) for c in [*scored, *reversed(others)]]
+        lines += [candidate_line(desk, c) for c in [*scored, *reversed(others)]]
         lines += [
             f"round {r.round} of {r.phase}: accepted {r.accepted} at {r.accepted_mean:.3f}; tried "
             + (", ".join(f"{t.hash} ({'refused' if t.gate else f'{t.mean:.3f}'})" for t in r.tried) or "nothing")
             + (f"; {r.note}" if r.note else "")
             for r in archive.rounds
         ]
-        return "\n".join([*lines, *_frontier(desk)])
+        return "\n".join([*lines, *frontier(desk)])
 
 
 class Outcomes(Tool, frozen=True):
@@ -143,7 +154,7 @@ class Outcomes(Tool, frozen=True):
 
     def answer(self, desk: Desk) -> str:
         """See `Tool.answer`."""
-        return "\n".join(_outcome_line(o) for o in desk.outcomes(self.candidate).values())
+        return "\n".join(outcome_line(o) for o in desk.outcomes(self.candidate).values())
 
 
 class Episodes(Tool, frozen=True):
@@ -159,7 +170,7 @@ class Episodes(Tool, frozen=True):
         played = [e for e in desk.archive.episodes(self.candidate, key) if e.task_id == self.task]
         if not played:
             raise ToolInputError(f"{self.candidate} has not played task {self.task!r}: outcomes lists what it played")
-        return "\n\n".join(_transcript(e) for e in played)
+        return "\n\n".join(transcript(e) for e in played)
 
 
 class Compare(Tool, frozen=True):
@@ -206,7 +217,10 @@ class Read(Tool, frozen=True):
         wanted = numbered[self.first - 1 : self.last]
         if not wanted:
             return f"{self.path} has {len(numbered)} lines; none in that range"
-        return "\n".join(f"{i}\t{_cut(line)}" for i, line in wanted)
+        lines = [f"{i}\t{cut(line)}" for i, line in wanted]
+        if found.name == "hypothesis.md" and found.parent.name in desk.archive:
+            lines.append(f"[what came of it: {result_of(desk, desk.archive[found.parent.name])}]")
+        return "\n".join(lines)
 
 
 class Grep(Tool, frozen=True):
@@ -254,6 +268,30 @@ for name in job["files"]:
 """
 
 
+class TryDraft(Tool, frozen=True):
+    """Play a draft on tasks that a candidate has played, without a model: it gets the replies recorded there, one after
+    the other, then empty ones. Shows each whole episode (but no verdict), and from which call on the draft asks
+    something else, so that what the model would reply there is not known."""
+
+    source: Annotated[str, msgspec.Meta(description="the complete harness file")]
+    candidate: Hash
+    tasks: Annotated[
+        list[str],
+        msgspec.Meta(min_length=1, max_length=MAX_TRIED, description="task ids, as the list of outcomes shows them"),
+    ]
+
+    def answer(self, desk: Desk) -> str:
+        """See `Tool.answer`."""
+        harness = _checked(desk, self.source)
+        desk.candidate(self.candidate)
+        key = desk.archive.phase.score_key if desk.archive.phase else None
+        played = {e.task_id: e for e in desk.archive.episodes(self.candidate, key)}
+        for task in self.tasks:
+            if task not in played:
+                raise ToolInputError(f"{self.candidate} has not played task {task!r}: outcomes lists what it played")
+        return "\n\n".join(try_draft(desk.domain, harness, [played[task] for task in self.tasks]))
+
+
 class Submit(Tool, frozen=True):
     """Hand in one candidate. It is checked for what its text tells; told of an error, mend it and submit again."""
 
@@ -274,14 +312,7 @@ class Submit(Tool, frozen=True):
             raise ToolInputError(f"all {desk.count} candidates are in: this one is not taken")
         for parent in self.parents:
             desk.candidate(parent)
-        try:
-            Harness(self.source, name="candidate", trusted=False)
-        except HarnessSourceError as error:
-            raise ToolInputError(str(error)) from None
-        if names := Code(self.source).undefined():
-            raise ToolInputError(f"the source uses names that nothing defines: {', '.join(sorted(names))}")
-        if refused := refused_edit(desk.archive, self.source):
-            raise ToolInputError(refused)
+        _checked(desk, self.source)
         tree = tree_hash(self.source)
         twin = desk.archive.with_tree(tree)
         if twin and (twin.gate or desk.score(twin)):  # one without a score under the present weights may be tried again
@@ -292,6 +323,19 @@ class Submit(Tool, frozen=True):
         return f"taken: {len(desk.submitted)} of {desk.count}"
 
 
+def _checked(desk: Desk, source: str) -> Harness:
+    """A source as a harness, as far as its text tells."""
+    try:
+        harness = Harness(source, name="candidate", trusted=False)
+    except HarnessSourceError as error:
+        raise ToolInputError(str(error)) from None
+    if names := Code(source).undefined():
+        raise ToolInputError(f"the source uses names that nothing defines: {', '.join(sorted(names))}")
+    if refused := refused_edit(desk.archive, source):
+        raise ToolInputError(refused)
+    return harness
+
+
 TOOLS: dict[str, type[Tool]] = {
     "list_candidates": ListCandidates,
     "outcomes": Outcomes,
@@ -299,6 +343,7 @@ TOOLS: dict[str, type[Tool]] = {
     "compare": Compare,
     "read": Read,
     "grep": Grep,
+    "try_draft": TryDraft,
     "submit": Submit,
 }
 
@@ -314,41 +359,3 @@ def tool_schemas() -> list[dict[str, Any]]:
             {"name": name, "description": description, "input_schema": {**schema, "additionalProperties": False}}
         )
     return made
-
-
-def _candidate_line(desk: Desk, candidate: Candidate) -> str:
-    score = desk.score(candidate)
-    if candidate.gate:
-        result = f"refused: {candidate.gate}"
-    elif score is None:
-        result = "no score under the present weights"
-    else:
-        result = f"{score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks, {score.turns:.1f} model calls"
-    made = f"from {', '.join(candidate.parents) or 'nothing'}; axes: {', '.join(candidate.axes) or 'none'}"
-    return f"{candidate.hash}  {result}; {made}; {candidate.born}\n    {_cut(candidate.hypothesis.strip(), 600)}"
-
-
-def _frontier(desk: Desk) -> Iterable[str]:
-    """The harnesses that solve what the best does not, each with the tasks that it adds to those above it."""
-    for hash, tasks in desk.archive.frontier().items():
-        shown = ", ".join(tasks[:12]) + (", ..." if len(tasks) > 12 else "")
-        yield f"frontier: {hash} solves {len(tasks)} tasks that neither the best nor one above it here does: {shown}"
-
-
-def _outcome_line(outcome: Outcome) -> str:
-    failed = f", failed: {outcome.failed}" if outcome.failed else ""
-    return f"{outcome.task}  {outcome.score:g}  {outcome.turns} calls{failed}  {_cut(outcome.reason, 300)}"
-
-
-def _transcript(episode: Episode) -> str:
-    lines = [episode.transcript()]
-    for call in episode.tool_calls:
-        given = [*map(repr, call.args), *(f"{k}={v!r}" for k, v in call.kwargs.items())]
-        result = json.dumps(msgspec.to_builtins(call.result), ensure_ascii=False)
-        lines.append(_cut(f"[after model call {call.after}] {call.name}({', '.join(given)}) -> {result}"))
-    lines.append("behaviours: " + ", ".join(f"{k} {'yes' if v else 'no'}" for k, v in episode.behaviours.items()))
-    return "\n".join(lines)
-
-
-def _cut(text: str, limit: int = MAX_LINE) -> str:
-    return text if len(text) <= limit else f"{text[:limit]} [cut: {len(text) - limit:,} more characters]"
