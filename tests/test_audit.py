@@ -83,7 +83,8 @@ def play(harness: Harness, domain: str, policy: Policy, count: int, jail: Jail |
     return rollout(policy, null(domain).domain, harness, null(domain).tasks[:count], "harness", 1, jail=jail)
 
 
-def test_the_suite_is_large_and_uses_every_layer() -> None:
+def test_the_suite_is_large_and_varied() -> None:
+    """Canaries and isolation are not among the layers: what they see takes a hole in a world or in the jail."""
     assert len(CHEATS) >= 40
     layers = {"static", "contract", "provenance", "null model", "stranger", "contained"}
     assert {layer for _, layer in CHEATS.values()} == layers
@@ -200,8 +201,21 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, (_, layer) in CHEATS.items() if layer == "contained"])
 def test_a_cheat_that_is_contained_is_no_better_than_h0(name: str) -> None:
     domain, harness = CHEATS[name][0], cheat(name)
-    played = play(harness, domain, player(domain), 32)
-    assert no_better(played, domain)
+    jail = Jail(harness)
+    try:
+        played = play(harness, domain, player(domain), 32, jail)
+        assert no_better(played, domain)
+        assert isolation_findings(null(domain), harness, jail) == [], "an episode knows of another"
+    finally:
+        jail.close()
+    told = {"container_state": "\nSeen before: 0", "default_argument": "\n1 1"}.get(name, "")
+    assert all(e.calls[0].messages[-1]["content"].endswith(told) for e in played)
+
+
+def test_where_nothing_contains_it_such_a_cheat_does_leave_notes() -> None:
+    harness = Harness(cheat("container_state").source, "uncontained", trusted=True)
+    told = [e.calls[0].messages[-1]["content"] for e in play(harness, "search-qa", player("search-qa"), 3)]
+    assert not all(text.endswith("Seen before: 0") for text in told)
 
 
 def no_better(played: list[Episode], domain: str) -> bool:

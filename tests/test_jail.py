@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_place import AS_NOBODY, ROOT, can_be_nobody, filtered
 from toy_domain import Toy, toy_harness
 
 from whale_envs import Episode, Harness, HarnessEnv
@@ -219,6 +221,7 @@ def run(task, tools):
     stubborn.close()
 
 
+REFUSALS = ("PermissionError", "OSError", "ModuleNotFoundError", "RuntimeError", "ValueError")
 PROBES = {
     "reads a file": "open_ = os.open('/etc/passwd', 0)",
     "lists a folder": "x = os.listdir('/')",
@@ -237,12 +240,10 @@ PROBES = {
 }
 
 
-@pytest.fixture(scope="module")
-def reaching() -> Iterator[HarnessEnv]:
-    """A harness that executes what the reply says, with `os`, `sys` and `socket` at hand."""
-    source = (
-        REACH
-        + """
+#: A harness that executes what the reply says, with `os`, `sys` and `socket` at hand.
+REACHING = (
+    REACH
+    + """
 def run(task, tools):
     reply = yield [{"role": "user", "content": "?"}]
     try:
@@ -251,8 +252,12 @@ def run(task, tools):
         return type(error).__name__
     return str(globals().get("x", "done"))
 """
-    )
-    made = Jail(toy_harness(source, False), QUICK)
+)
+
+
+@pytest.fixture(scope="module")
+def reaching() -> Iterator[HarnessEnv]:
+    made = Jail(toy_harness(REACHING, False), QUICK)
     yield HarnessEnv(Toy(), harness=made.harness, jail=made)
     made.close()
 
@@ -261,13 +266,39 @@ def run(task, tools):
 def test_a_jailed_harness_cannot(reaching: HarnessEnv, name: str) -> None:
     reaching.reset(seed=0)
     episode = step(reaching, PROBES[name])
-    assert episode is not None and episode.answer in (
-        "PermissionError",
-        "OSError",
-        "ModuleNotFoundError",
-        "RuntimeError",
-        "ValueError",
-    )
+    assert episode is not None and episode.answer in REFUSALS
+
+
+PROBED = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_jail import *
+from whale_envs.sandbox import tier
+jail = Jail(toy_harness(REACHING, False), QUICK)
+env, answers = HarnessEnv(Toy(), harness=jail.harness, jail=jail), {{}}
+for name, probe in PROBES.items():
+    env.reset(seed=0)
+    answers[name] = step(env, probe).answer
+jail.close()
+print(json.dumps([os.geteuid(), tier(), answers]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("filter_name", "nobody", "expected"),
+    [
+        ("no namespaces", False, "B: "),
+        ("no Landlock", False, "C: "),
+        pytest.param("none", True, "", marks=pytest.mark.skipif(not can_be_nobody(), reason="needs root and setpriv")),
+    ],
+)
+def test_a_jailed_harness_cannot_in_another_place(filter_name: str, nobody: bool, expected: str) -> None:
+    command = [*(AS_NOBODY if nobody else ()), sys.executable, "-c", filtered(filter_name, PROBED)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    user, tier, answers = json.loads(done.stdout)
+    assert tier.startswith(expected) and (not nobody or user != 0)
+    assert answers.keys() == PROBES.keys() and set(answers.values()) <= set(REFUSALS), answers
 
 
 def test_a_jailed_harness_cannot_find_the_answer(reaching: HarnessEnv) -> None:

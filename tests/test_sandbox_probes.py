@@ -164,17 +164,26 @@ def test_nothing_of_the_caller_or_of_another_job_is_in_memory(monkeypatch):
 
 
 def test_the_memory_below_python_holds_nothing_of_another_job():
-    """Freed memory of the zygote, read without Python's own checks."""
-    needle = os.urandom(8).hex()
-    run(f"a = {needle!r}")
+    """The pages on which there are objects, and whatever was freed between them, read without Python's own checks."""
+    mark, secret = os.urandom(8).hex(), os.urandom(8).hex()
+    run(f"a = {mark + secret!r}\nb = [a + str(n) for n in range(999)]")
     result = run(
-        "import ctypes\n"
-        f"needle = ''.join(reversed({needle[::-1]!r})).encode()\n"
-        "start = id(needle) & ~0xFFFFF\n"
-        "block = ctypes.string_at(start, 0x100000)\n"
-        "print(block.count(needle))"
+        "import ctypes, gc, re, sys\n"
+        f"mark = ''.join(reversed({mark[::-1]!r})).encode()\n"
+        "own = mark + b'0' * 16\n"
+        "waiting, known = [own, sys.modules], {id(own)}\n"
+        "while waiting:\n"
+        "    for o in gc.get_referents(waiting.pop()):\n"
+        "        if id(o) not in known: known.add(id(o)); waiting.append(o)\n"
+        "pages = {address >> 12 for address in known}\n"
+        "seen = set()\n"
+        "for page in pages: seen.update(re.findall(mark + b'([0-9a-f]{16})', ctypes.string_at(page << 12, 4096)))\n"
+        "print(len(pages), *sorted(seen))",
+        memory_mb=256,
     )
-    assert result.status == "killed" or int(result.stdout) <= 2, result  # its own
+    pages, *seen = result.stdout.split()
+    assert result.status == "ok" and int(pages) > 500, result
+    assert seen == [str(b"0" * 16)], "it finds its own, and nothing else"
 
 
 def test_a_job_leaves_nothing_for_the_next(place):
