@@ -9,8 +9,12 @@ import pytest
 from agent_runs import DOMAIN, H0, SNIPPETS, TURNS, run_search
 from mistakes import one_line
 
+from whale_envs import UserError
+from whale_train.arguments import parse
+from whale_train.config import SearchOptions
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
+from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig
@@ -70,6 +74,30 @@ def test_one_from_outside_plugs_in_by_module_and_attribute(tmp_path: Path) -> No
     archive = run_search(tmp_path, proposer, CONFIG)
     assert archive.source(archive.rounds[0].tried[0].hash) == POLITE
     assert archive.rounds[1].tried == archive.rounds[1].tried[:2] and all(t.gate for t in archive.rounds[1].tried)
+
+
+def test_the_caps_of_a_conversation_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
+    argv = [
+        "--proposer",
+        "anthropic",
+        "--proposer-dollars",
+        "0.5",
+        "--proposer-tokens",
+        "900",
+        "--proposer-minutes",
+        "3",
+    ]
+    for command in ("search", "run"):
+        given, usual = parse([command, *argv]), parse([command])
+        assert isinstance(given, SearchOptions) and isinstance(usual, SearchOptions)
+        proposer = load_proposer(given.proposer, DOMAIN, given.limits)
+        assert isinstance(proposer, AgentProposer)
+        assert proposer.limits == Limits(dollars=0.5, tokens=900, minutes=3)
+        assert usual.limits == Limits()
+    for wrong in ("--proposer-dollars", "--proposer-tokens", "--proposer-minutes"):
+        with pytest.raises(UserError, match=f"{wrong} 0: expected more than 0"):
+            parse(["search", wrong, "0"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from whale_train.meta_harness.proposers import check_kind, check_proposer
 from whale_train.policies.find import check_policy
 
 if TYPE_CHECKING:
+    from whale_train.meta_harness.proposers.agent import Limits
     from whale_train.meta_harness.search import SearchConfig as PhaseConfig
 
 #: Most of anything that is counted, and the largest seed: what is larger was not meant, and fits no file's numbers.
@@ -178,6 +179,13 @@ class SearchOptions(ArmOptions):
     """Who writes new harnesses: mutation (no model: edits of the source); anthropic or anthropic:MODEL (needs
     ANTHROPIC_API_KEY); openai:MODEL@http://HOST:PORT/v1, an endpoint that speaks OpenAI's API (spelled as for
     --policy); scripted:FILE.py,FILE.py, harnesses of yours; module:attribute, a proposer of yours."""
+    proposer_dollars: float = 8.0
+    """The most that one conversation with a proposer that is a model may cost, by its table of prices. There is one a
+    round, and up to two more for candidates that were refused."""
+    proposer_tokens: int = 8_000_000
+    """The most tokens in it, counted each time that they are sent."""
+    proposer_minutes: float = 40.0
+    """The longest that it may last."""
     rounds: int = 4
     """Rounds in each harness phase."""
     candidates: int = 3
@@ -199,12 +207,21 @@ class SearchOptions(ArmOptions):
         check_kind(self.proposer)
         if not 0 < self.level < 1:
             raise UserError(f"--level {self.level:g}: expected a level of a test, between 0 and 1 (0.1, say)")
-        self._positive("rounds", "candidates", "tasks")
+        self._positive("rounds", "candidates", "tasks", "proposer_dollars", "proposer_minutes")
+        if not 0 < self.proposer_tokens <= MOST_SEED:
+            raise UserError(f"--proposer-tokens {self.proposer_tokens}: expected more than 0")
 
     def check(self) -> None:
         """See `Job.check`."""
         check_proposer(self.proposer)
         super().check()
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a proposer that is a model."""
+        from whale_train.meta_harness.proposers.agent import Limits
+
+        return Limits(dollars=self.proposer_dollars, tokens=self.proposer_tokens, minutes=self.proposer_minutes)
 
     @property
     def search(self) -> PhaseConfig:

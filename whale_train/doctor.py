@@ -24,7 +24,10 @@ from whale_train.tiny import MODELS
 
 #: Free memory and disk that `whale run` with its defaults takes, in GB.
 MEMORY_GB, DISK_GB = 3, 2
-KEYS = {"ANTHROPIC_API_KEY": "the anthropic proposer"}
+KEYS = {
+    "ANTHROPIC_API_KEY": "the anthropic proposer and judge",
+    "OPENAI_API_KEY": "policies, proposers and judges at OpenAI; a server of your own may want none",
+}
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
 
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
-    proposer = load_proposer(config.proposer, domain) if isinstance(config, SearchOptions) else None
+    proposer = load_proposer(config.proposer, domain, config.limits) if isinstance(config, SearchOptions) else None
     done = snapshots(folder)
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else config.start()

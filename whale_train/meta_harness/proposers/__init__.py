@@ -11,21 +11,22 @@ from whale_train.meta_harness.proposers.base import Cost, Proposer
 
 if TYPE_CHECKING:
     from whale_envs import Domain
+    from whale_train.meta_harness.proposers.agent import Limits
     from whale_train.meta_harness.proposers.service import Service
 
 KINDS = ("mutation", "anthropic", "openai", "scripted")
 _SPELLED = ("mutation", "anthropic", "openai:MODEL@URL", "scripted:FILE.py,...", "module:attribute")
 
 
-def load_proposer(spec: str, domain: Domain) -> Proposer:
+def load_proposer(spec: str, domain: Domain, limits: Limits | None = None) -> Proposer:
     """The proposer that `spec` names: "mutation", "anthropic" (see `anthropic_service`), "openai:MODEL" (see
     `openai_service`), "scripted:FILE,..." (see `scripted`), or "module:attribute" for one from outside: a class or
-    function that is called without arguments and gives a `Proposer`.
+    function that is called without arguments and gives a `Proposer`. `limits` are those of one that is an agent.
 
     Raises `UserError` for one that is unknown or malformed, a key that is not set, an endpoint that does not answer,
     a file or module that is not there.
     """
-    return _ready(spec)(domain)
+    return _ready(spec)(domain, limits)
 
 
 def check_proposer(spec: str) -> None:
@@ -40,7 +41,7 @@ def check_kind(spec: str) -> None:
         raise unknown("proposer", spec, _SPELLED)
 
 
-def _ready(spec: str) -> Callable[[Domain], Proposer]:
+def _ready(spec: str) -> Callable[[Domain, Limits | None], Proposer]:
     """What makes the proposer for a domain; all that can be missing has been looked for."""
     check_kind(spec)
     kind = spec.partition(":")[0]
@@ -56,13 +57,13 @@ def _ready(spec: str) -> Callable[[Domain], Proposer]:
         from whale_train.meta_harness.proposers.scripted import scripted
 
         proposer = scripted(spec)
-        return lambda domain: proposer
+        return lambda domain, limits: proposer
     if spec != "mutation":
         outside = _outside(spec)
-        return lambda domain: outside
+        return lambda domain, limits: outside
     from whale_train.meta_harness.proposers.mutation import MutationProposer
 
-    return lambda domain: MutationProposer()
+    return lambda domain, limits: MutationProposer()
 
 
 def _outside(spec: str) -> Proposer:
@@ -88,7 +89,7 @@ def _outside(spec: str) -> Proposer:
     return proposer
 
 
-def _agent(service: Service) -> Callable[[Domain], Proposer]:
+def _agent(service: Service) -> Callable[[Domain, Limits | None], Proposer]:
     from whale_train.meta_harness.proposers.agent import AgentProposer
 
-    return lambda domain: AgentProposer(service, domain)
+    return lambda domain, limits: AgentProposer(service, domain, limits)
