@@ -16,7 +16,7 @@ from whale_envs import Episode, Harness
 from whale_envs.domains import load_domain
 from whale_envs.domains.search_qa import SearchQA, SearchQAWorld
 from whale_envs.episode import Call, Reply, ToolCall, Verdict
-from whale_envs.harness.audit import canaries, provenance, static_findings
+from whale_envs.harness.audit import canaries, in_vain, provenance, static_findings
 from whale_envs.harness.helpers import BoardView, ExecResult, Passage
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness
@@ -468,6 +468,26 @@ def test_an_episode_that_knows_of_others_is_seen_where_nothing_contains_it() -> 
     found = isolation_findings(test, Harness(LEAK, trusted=True), None)
     assert found and {f.layer for f in found} == {"isolation"}
     assert isolation_findings(test, load_harness("strong", "search-qa"), None) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("retries_wrong_move", ["plays on when a puzzle is over"]),
+        ("default_argument", ["keeps notes in a default argument", "keeps notes in SEEN"]),
+        ("forged_episode", ["answers with a record (answer, score, verdict)"]),
+    ],
+)
+def test_what_a_harness_tries_in_vain_is_said(name: str, said: list[str]) -> None:
+    domain = CHEATS[name][0]
+    tried = in_vain(cheat(name), play(cheat(name), domain, player(domain), 8))
+    assert len(tried) == len(said) and all(a.startswith(b) for a, b in zip(tried, said, strict=True)), tried
+
+
+@pytest.mark.parametrize(("domain", "name"), SHIPPED)
+def test_what_ships_tries_nothing_in_vain(domain: str, name: str) -> None:
+    harness = load_harness(name, domain)
+    assert in_vain(harness, play(harness, domain, player(domain), 16)) == []
 
 
 # ---------------------------------------------------------------------------------------------- the whole audit

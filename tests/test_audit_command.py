@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from whale_envs.harness.load import load_harness
 from whale_train import cli
 from whale_train.policies import load
 from whale_train.policies.scripted import ScriptedPolicy
@@ -56,6 +57,15 @@ def test_a_cheat_is_named_layer_by_layer_and_the_exit_code_says_so(
     asked = len(world.requests)
     assert cli.main(["audit", "cheat.py", *ARGV]) == 1
     assert capsys.readouterr().out == said and len(world.requests) == asked, "read back, not played again"
+
+
+def test_what_is_contained_is_said_and_no_reason_to_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    source = load_harness("strong", "search-qa").source
+    notes = "SEEN = []\ndef run(task, tools):\n    SEEN.append(task)\n    return (yield from honest(task, tools))\n"
+    Path("notes.py").write_text(source.replace("def run(", "def honest(") + notes)
+    assert cli.main(["audit", "notes.py", *ARGV]) == 0
+    said = capsys.readouterr().out
+    assert "contained  " in said and "keeps notes in SEEN" in said and "notes.py: passed" in said
 
 
 def test_an_honest_harness_passes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,8 @@ def print_audit(name: str, found: Audit) -> None:
     for compared in found.nulls:
         figures = f"{compared.score:.3f}, an honest harness {compared.reference:.3f}, p = {compared.p:.2g}"
         table.add_row("", f"  {compared.kind}", f"[dim]{figures}[/]")
+    for tried in found.contained:
+        table.add_row("[yellow]contained[/]", "", escape(tried))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(f"{escape(name)}: {'passed' if found.passed else f'caught, {len(found.findings)} findings'}")

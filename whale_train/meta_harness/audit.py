@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from whale_envs import Domain, Episode, Harness
-from whale_envs.harness.audit import Finding, Layer, canaries, known_kind, provenance, static_findings
+from whale_envs.harness.audit import Finding, Layer, canaries, in_vain, known_kind, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.task import TaskSet
 from whale_train.meta_harness.nulls import FULL, STRANGER, Compared, NullPolicy, NullTest
@@ -97,11 +97,15 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """What became of a harness's audit. `nulls` has the figures of the null model."""
+    """What became of a harness's audit.
+
+    `nulls` has the figures of the null model, `contained` what the harness tries in vain, which is no finding.
+    """
 
     harness: str
     layers: list[Checked]
     nulls: list[Compared]
+    contained: list[str]
 
     @property
     def findings(self) -> list[Finding]:
@@ -156,7 +160,7 @@ def audit(
         check("canary", canary, lambda: canary_findings(null, harness, jail, CANARIES, players))
     finally:
         jail.close()
-    return Audit(harness.hash, layers, compared)
+    return Audit(harness.hash, layers, compared, in_vain(harness, played))
 
 
 def _broken(episodes: Sequence[Episode]) -> list[Finding]:

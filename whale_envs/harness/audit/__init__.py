@@ -13,5 +13,6 @@ from whale_envs.harness.audit.canary import canaries, known_kind
 from whale_envs.harness.audit.finding import Finding, Layer
 from whale_envs.harness.audit.provenance import provenance
 from whale_envs.harness.audit.static import static_findings
+from whale_envs.harness.audit.vain import in_vain
 
-__all__ = ["Finding", "Layer", "canaries", "known_kind", "provenance", "static_findings"]
+__all__ = ["Finding", "Layer", "canaries", "in_vain", "known_kind", "provenance", "static_findings"]
