@@ -265,42 +265,48 @@ def test_killed_at_any_write_it_ends_as_if_undisturbed(
 
 
 SCRIPT = """
-import sys
+import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from scripted_agents import searcher
+from search_runs import SEED, run
 from whale_envs.domains import load_domain
-from whale_train.ledger import Ledger
-from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness import evaluate, search
 from whale_train.meta_harness.proposers.mutation import MutationProposer
-from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig, search
-from whale_train.policies.scripted import ScriptedPolicy
-from whale_train.progress import Silent
 
-folder = Path(sys.argv[1])
-search(
-    ScriptedPolicy(searcher, "searcher"), load_domain("search-qa"), load_harness("h0", "search-qa"),
-    SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0), Archive(folder / "archive", "search-qa"),
-    MutationProposer(), Ledger(folder / "ledger.jsonl"), Silent(), 3, "search",
-)
+where, folder = sys.argv[1], Path(sys.argv[2])
+module, name = {{"propose": (MutationProposer, "propose"), "gate": (search, "gate"),
+                "evaluate": (evaluate, "rollout"), "accept": (search, "choose"), "end": (search, "")}}[where]
+if name:
+    work = getattr(module, name)
+    def stuck(*args, **kwargs):
+        done = work(*args, **kwargs)  # what it has done is lost with it
+        if len(list(folder.glob("archive/candidates/*"))) >= 3:
+            (folder.parent / where).touch()
+            time.sleep(600)
+        return done
+    setattr(module, name, stuck)
+run(load_domain("search-qa"), folder)
 """
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_and_the_same_command_give_the_same_archive(domain: Domain, tmp_path: Path) -> None:
+def test_kill_minus_nine_in_each_step_of_a_round_and_the_same_command_give_the_same_archive(
+    domain: Domain, tmp_path: Path
+) -> None:
     run(domain, tmp_path / "undisturbed")
-    wanted = files(tmp_path / "undisturbed")
-    command = [sys.executable, "-c", SCRIPT.format(tests=str(Path(__file__).parent)), str(tmp_path / "killed")]
-    kills = 0
-    for candidates in (1, 2, 3, 4):  # killed as soon as so many candidates are there, whatever goes on then
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[1], env=dict(os.environ))
-        while process.poll() is None and len(list((tmp_path / "killed").glob("archive/candidates/*"))) < candidates:
-            time.sleep(0.005)
-        if process.poll() is None:
+    command = [sys.executable, "-c", SCRIPT.format(tests=str(Path(__file__).parent))]
+    for step in ("gate", "evaluate", "accept", "propose", "end"):
+        process = subprocess.Popen([*command, step, str(tmp_path / "killed")], cwd=Path(__file__).parents[1])
+        while process.poll() is None and not (tmp_path / step).exists():
+            time.sleep(0.01)
+        if step != "end":
             process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-    subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
-    assert kills >= 3
-    assert files(tmp_path / "killed") == wanted
+        assert process.wait() == (-signal.SIGKILL if step != "end" else 0), f"it was not killed in {step}"
+    assert files(tmp_path / "killed") == files(tmp_path / "undisturbed")
+
+
+def test_two_runs_with_one_seed_give_the_same_archive_byte_for_byte_times_apart(domain: Domain, tmp_path: Path) -> None:
+    config = SearchConfig(rounds=1, candidates=2, tasks=33, refills=1, backoff=0, acceptance="paired", racing=True)
+    for name in ("one", "other"):
+        run(domain, tmp_path / name, config=config)
+    assert files(tmp_path / "one") == files(tmp_path / "other")

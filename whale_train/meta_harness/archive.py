@@ -242,8 +242,8 @@ class Archive:
     def outcomes(self, hash: str, key: ScoreKey | str) -> dict[str, Outcome]:
         """What came of each task under `key`, by task id."""
         path = self.files(hash) / "outcomes.jsonl"
-        found = read_json_lines(path, Outcome) if path.exists() else ()
-        return {o.task: o for o in found if o.key == str(key)}
+        found, name = read_json_lines(path, Outcome) if path.exists() else (), str(key)
+        return {o.task: o for o in found if o.key == name}
 
     def frontier(self, key: ScoreKey | None = None) -> dict[str, list[str]]:
         """What there is to merge from: harnesses with the tasks that they solve and the best under `key` (by default
