@@ -12,6 +12,7 @@ from search_runs import H0, SEED, files, rewording, run
 from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
 from whale_train import config
+from whale_train.archive_commands import show_archive
 from whale_train.arguments import parse
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
@@ -111,7 +112,9 @@ def test_luck_under_the_searchs_seeds_is_accepted_by_best_and_not_by_paired(doma
     assert Ledger(tmp_path / "paired" / "ledger.jsonl").rollouts() == 4 * CONFIG.tasks, "two harnesses, two seeds, once"
 
 
-def test_what_is_better_is_confirmed_and_a_round_pays_for_one_rival(domain: Domain, tmp_path: Path) -> None:
+def test_what_is_better_is_confirmed_and_a_round_pays_for_one_rival(
+    domain: Domain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     accepted, archive, said = paired(domain, tmp_path, LUCKY, GOOD, BETTER)
     assert [r.accepted for r in archive.rounds] == [H0.hash, Harness(BETTER.source).hash]
     assert accepted.hash == Harness(BETTER.source).hash
@@ -120,6 +123,11 @@ def test_what_is_better_is_confirmed_and_a_round_pays_for_one_rival(domain: Doma
     assert played == [H0.hash, Harness(LUCKY.source).hash, Harness(BETTER.source).hash]
     assert sum("not confirmed under fresh seeds" in line for line in said) == 1
     assert sum("confirmed under fresh seeds" in line for line in said) == 2
+    assert archive.rounds[0].confirmed is not None and archive.rounds[0].confirmed < 0.5
+    show_archive(archive.folder)
+    shown = capsys.readouterr().out
+    assert shown.count("% under fresh seeds of 12") == 3
+    assert f"accepted {Harness(BETTER.source).hash} at 91.7 %, 91.7 % under fresh seeds" in " ".join(shown.split())
 
 
 def test_an_accepted_harness_is_not_left_for_one_that_is_a_little_better(domain: Domain, tmp_path: Path) -> None:

@@ -287,5 +287,6 @@ def test_search_ends_with_a_shadow_score(model: str) -> None:
     argv = ["search", "--policy", model, "--out", "run", "--rounds", "1", "--candidates", "1", "--tasks", "6"]
     assert cli.main([*argv, "--repeats", "1", "--limit", "4"]) == 0
     result = json.loads(Path("run/result.json").read_bytes())
+    assert result["search"]["optimism"] >= 0 and result["search"]["confirmed"] is None
     assert {"initial", "final", "shadow", "rollouts", "seconds", "command"} <= set(result)
     assert Path("run/report.png").exists()

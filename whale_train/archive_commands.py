@@ -17,8 +17,8 @@ from rich.text import Text
 from whale_envs import Episode
 from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
-from whale_train.meta_harness.acceptance import sign_test
-from whale_train.meta_harness.archive import EPISODES, Archive, Candidate, Outcome, last_rounds, read_archive
+from whale_train.meta_harness.acceptance import fresh, sign_test
+from whale_train.meta_harness.archive import EPISODES, Archive, Candidate, Outcome, ScoreKey, last_rounds, read_archive
 
 #: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
 WIDTH = 160
@@ -119,8 +119,10 @@ def _line(archive: Archive, candidate: Candidate) -> Text:
     line.append(candidate.hash, "bold green" if accepted else "bold")
     if accepted:
         line.append(" accepted", "green")
-    for score in candidate.scores.values():
+    again = {str(fresh(ScoreKey.named(name))) for name in candidate.scores}
+    for name, score in candidate.scores.items():
         line.append(f" {100 * score.mean:.1f} ± {196 * score.se:.1f} %", "cyan")
+        line.append(" under fresh seeds" if name in again else "")
         line.append(f" of {score.n}{', dropped' if score.dropped else ''}, {score.turns:.1f} turns")
     if candidate.gate:
         line.append(f" refused, {candidate.gate}", "red")

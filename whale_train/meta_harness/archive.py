@@ -52,6 +52,12 @@ class ScoreKey(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.weights}-{self.data}-{self.seed}"
 
+    @classmethod
+    def named(cls, name: str) -> ScoreKey:
+        """The key that is written like this."""
+        weights, data, seed = name.rsplit("-", 2)
+        return cls(weights, data, int(seed))
+
 
 class Score(msgspec.Struct, frozen=True):
     """How a harness did on `n` tasks, one episode each: the mean of the verdicts with its standard error.
