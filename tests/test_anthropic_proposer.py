@@ -472,6 +472,9 @@ def test_a_hypothesis_stands_beside_what_came_of_it(tmp_path: Path) -> None:
     read = desk.use("read", {"path": f"candidates/{new}/hypothesis.md"})
     assert read.startswith("1\tThe nearest sentences") and result in read.split("[what came of it: ")[1]
     assert "does not parse" in desk.use("read", {"path": f"candidates/{broken}/hypothesis.md"})
+    archive[new].scores[key] = msgspec.structs.replace(archive[new].scores[key], n=4, dropped=True)
+    assert re.search(rf"{new}  .* on 4 tasks, [\d.]+ model calls, dropped from", desk.use("list_candidates", {}))
+    assert f"against {H0.hash}" not in desk.use("list_candidates", {}), "means over other tasks are not compared"
     assert "each one beside its result" in system_prompt("search-qa")
 
 
