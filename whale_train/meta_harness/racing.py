@@ -26,7 +26,7 @@ from whale_train.meta_harness.archive import Outcome
 #: Tasks after which a candidate is looked at: each look has three times the tasks of the one before, so that what it
 #: can tell differs by a factor of about 1.7 in standard error; with 256 tasks they save seven eighths and five eighths.
 STAGES = (32, 96)
-#: The level of the test at each stage. In the replayed races 0.1 lost the best in 0.5 %, 0.15 in 1.2 % and 0.2 in 2.7 %:
+#: The level of the test at each stage. In the replayed races 0.1 lost the best in 0.5 %, 0.15 in 1.2 %, 0.2 in 2.7 %:
 #: half of the 2 % that may be lost is kept for searches that are unlike the recorded ones.
 LEVEL = 0.1
 
