@@ -24,8 +24,9 @@ from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.archive_tools import TOOLS
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.brief import system_prompt
 from whale_train.meta_harness.proposers.chat_stream import ChatAnswer
-from whale_train.meta_harness.proposers.openai import openai_service
+from whale_train.meta_harness.proposers.openai import LEFT_OUT, openai_service
 from whale_train.meta_harness.proposers.service import StreamError
 from whale_train.meta_harness.search import SearchConfig
 
@@ -230,6 +231,28 @@ def test_what_the_user_must_mend_stops_the_search(tmp_path: Path, serve: Serve, 
     with pytest.raises(UserError, match=why) as caught:
         run_search(tmp_path, agent(server), SearchConfig(rounds=1, candidates=1, tasks=6, backoff=0))
     assert len(server.requests) == 1 and KEY not in str(caught.value)
+
+
+def test_a_conversation_that_outgrows_the_context_goes_on_without_its_oldest_results(
+    played: Path, serve: Serve
+) -> None:
+    brief = len(system_prompt("search-qa"))
+    full = "the request exceeds the available context size"
+
+    def say(body: dict[str, Any]) -> Any:
+        if sum(len(m["content"]) for m in body["messages"]) > brief + 6000:
+            return Status(400, full)
+        path = f"candidates/{H0.hash}/harness.py"
+        return use("read", path=path) if len(body["messages"]) < 16 else submit(SNIPPETS)
+
+    server = serve(say)
+    found, proposer = propose(played, server)
+    assert [p.source for p in found] == [SNIPPETS]
+    last = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert last[0] == LEFT_OUT and "def run(" in last[-1] and len(last) == 7
+    refused = [line for line in proposer.exchanges if full in line]
+    assert 1 <= len(refused) < 7
+    fails(played, serve(Status(400, full)), full)
 
 
 def test_a_service_that_falls_silent_or_talks_for_ever(played: Path, serve: Serve) -> None:

@@ -12,6 +12,7 @@ with what is wrong with it. What was handed in before a failure counts.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from whale_train.meta_harness.proposers.service import Answer, Service, StreamEr
 IDLE_ANSWERS, CUT_ANSWERS = 3, 3
 #: The longest wait before a request is sent again, in seconds, whatever the service asks for.
 MAX_WAIT = 60.0
+#: How services say that a conversation is longer than the model's context (vLLM and OpenAI, llama.cpp, others).
+_OUTGROWN = re.compile(r"context (length|size|window)")
 
 
 @dataclass(frozen=True)
@@ -166,13 +169,15 @@ class _Conversation:
     def _ask(self) -> Answer:
         """Send what there is and take the answer; what asking again can mend is asked again."""
         limits = self.limits
-        left = self.deadline - time.monotonic()
-        patience = Patience(limits.retries, limits.backoff, MAX_WAIT, limits.silence, left)
-        try:
-            answer: Answer = asked(self.service.endpoint, self.service.sdk, self._exchange, patience)
-        except ServiceError as error:
-            raise ProposerError(str(error)) from None
-        return answer
+        while True:
+            left = self.deadline - time.monotonic()
+            patience = Patience(limits.retries, limits.backoff, MAX_WAIT, limits.silence, left)
+            try:
+                answer: Answer = asked(self.service.endpoint, self.service.sdk, self._exchange, patience)
+                return answer
+            except ServiceError as error:
+                if not (_OUTGROWN.search(str(error)) and self.service.shorten(self.messages)):
+                    raise ProposerError(str(error)) from None
 
     def _exchange(self) -> Answer:
         """Send a request once and take the answer. What it cost counts, be it broken or not."""

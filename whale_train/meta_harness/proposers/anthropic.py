@@ -87,6 +87,10 @@ class AnthropicService:
         with create(**body, stream=True, timeout=timeout(silence)) as response:
             yield response.iter_lines()
 
+    def shorten(self, messages: list[dict[str, Any]]) -> bool:
+        """See `Service.shorten`: never, since other words before its end would make a long prompt new to the cache."""
+        return False
+
     def cost(self, usage: dict[str, int]) -> Cost:
         """See `Service.cost`."""
         fresh, written, read, out = (

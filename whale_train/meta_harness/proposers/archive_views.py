@@ -62,11 +62,10 @@ def transcript(episode: Episode) -> str:
 
 
 def tool_lines(episode: Episode) -> Iterable[str]:
-    """An episode's tool calls with their results."""
+    """An episode's tool calls with their results, or with what a tool said that refused or failed."""
     for call in episode.tool_calls:
-        given = [*map(repr, call.args), *(f"{k}={v!r}" for k, v in call.kwargs.items())]
-        result = json.dumps(msgspec.to_builtins(call.result), ensure_ascii=False)
-        yield cut(f"[after model call {call.after}] {call.name}({', '.join(given)}) -> {result}")
+        result = call.error or json.dumps(msgspec.to_builtins(call.result), ensure_ascii=False)
+        yield cut(f"[after model call {call.after}] {call.written()} {'failed:' if call.error else '->'} {result}")
 
 
 def cut(text: str, limit: int = MAX_LINE) -> str:

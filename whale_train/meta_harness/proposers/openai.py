@@ -1,7 +1,8 @@
 """A model on the Chat Completions API, OpenAI's own or any server's that speaks it: vLLM, llama.cpp, Ollama.
 
 Spelled as policies are: openai:MODEL@http://HOST:PORT/v1, or openai:MODEL@IN/OUT with its price. A stream is asked
-for, so that limits hold while a slow model answers; a server that answers in one piece is read, too.
+for, so that limits hold while a slow model answers; a server that answers in one piece is read, too. Local models have
+short contexts, so that old results of tools are left out when a conversation has outgrown one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from whale_train.policies.chat_endpoint import ChatEndpoint, connect, read_spec
 
 #: How long the list of models is waited for when the endpoint is looked at; a conversation has `Limits`.
 PATIENCE = Patience(retries=2, backoff=1.0, max_wait=30.0, silence=60.0, total=120.0)
+#: What stands in the place of an old result of a tool in a conversation that was shortened.
+LEFT_OUT = "[left out, since the conversation is longer than your context: call the tool again if you need it]"
 
 
 class OpenAIService:
@@ -76,6 +79,14 @@ class OpenAIService:
                 uncapped = {k: v for k, v in body.items() if k not in ("max_tokens", "max_completion_tokens")}
                 response = opened.enter_context(create(**uncapped, timeout=wait))
             yield response.iter_lines()
+
+    def shorten(self, messages: list[dict[str, Any]]) -> bool:
+        """See `Service.shorten`: the older half of what tools have shown, but nothing since the model's last answer."""
+        last = max((at for at, m in enumerate(messages) if m["role"] == "assistant"), default=0)
+        shown = [m for m in messages[:last] if m["role"] == "tool" and len(m["content"]) > len(LEFT_OUT)]
+        for message in shown[: (len(shown) + 1) // 2]:
+            message["content"] = LEFT_OUT
+        return bool(shown)
 
     def cost(self, usage: dict[str, int]) -> Cost:
         """See `Service.cost`; the API has one price for tokens in, from a cache or not."""

@@ -124,6 +124,9 @@ class Service(Protocol):
         """Send a request; the lines of what is answered, to be read within the context. `silence` is the seconds
         without a word after which the connection counts as dead. Raises the SDK's errors and those of `httpx2`."""
 
+    def shorten(self, messages: list[dict[str, Any]]) -> bool:
+        """Take something out of a conversation that is longer than the model's context; False where nothing can go."""
+
     def cost(self, usage: dict[str, int]) -> Cost:
         """What an answer cost; nothing for one that does not say how many tokens it took."""
 
