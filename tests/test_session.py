@@ -18,6 +18,7 @@ from whale_envs import Episode, HarnessEnv, Reply
 from whale_envs.contract import REPLIES, play, record, replies
 from whale_envs.episode import read_episodes, write_episodes
 from whale_envs.render import page
+from whale_train.meta_harness.proposers.archive_views import tool_lines
 
 
 def envs(source: str) -> list[HarnessEnv]:
@@ -150,7 +151,7 @@ def test_every_tool_call_is_recorded_whatever_came_of_it(trusted: bool, tmp_path
     write_episodes(tmp_path / "e.jsonl", [episode])
     (read,) = read_episodes(tmp_path / "e.jsonl")
     assert [c.error for c in read.tool_calls] == [c.error for c in episode.tool_calls] and read.calls == episode.calls
-    for shown in (read.transcript(), unescape(page(read))):
+    for shown in (read.transcript(), unescape(page(read)), "\n".join(tool_lines(read))):
         said = [
             "look takes a word",
             "got an unexpected keyword argument 'colour'",
