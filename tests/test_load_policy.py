@@ -69,7 +69,8 @@ def test_a_config_or_weights_that_are_torn_get_one_line(folder: Path, tmp_path: 
         ("hf:/no/such/folder", "no folder"),
         ("hf:", "unknown policy"),
         ("gpt", "unknown policy"),
-        ("vllm:x", "unknown policy"),
+        ("vllm:", "expected vllm:DIR"),
+        ("vllm:x", "vLLM is not installed here|no folder x"),
     ],
 )
 def test_a_spec_that_names_nothing_gets_one_line(spec: str, says: str) -> None:

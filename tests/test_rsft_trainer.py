@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from trl import SFTTrainer
 
 from whale_envs import Episode, UserError, Verdict, read_episodes
 from whale_train import RSFTConfig, RSFTTrainer
-from whale_train.policies.scripted import ScriptedPolicy
-from whale_train.policies.transformers import TransformersPolicy, hash_weights
 from whale_train.rsft import checkpoint
 from whale_train.rsft.rows import IGNORE
 from whale_train.rsft.update import minibatches
@@ -160,36 +157,6 @@ def test_episodes_that_were_sampled_before_a_kill_are_not_sampled_again(tmp_path
     other = one_step(tmp_path, model=tiny_agent.model(1))  # other weights: these episodes are not theirs
     assert path.stat().st_mtime_ns > written
     assert curve(other) != curve(first)
-
-
-class _Apart(ScriptedPolicy):
-    """Samples from weights of its own, as an engine does."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.inner = TransformersPolicy(tiny_agent.model(5), tiny_agent.tokenizer(), name="apart")
-        self.loaded: list[str] = []
-
-    @property
-    def weights_hash(self) -> str:
-        return self.inner.weights_hash
-
-    def sampler(self) -> Any:
-        return self.inner.sampler()
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self.inner.load_weights(weights)
-        self.loaded.append(hash_weights(self.inner.model))
-
-
-def test_a_policy_with_weights_of_its_own_is_given_those_of_each_step(tmp_path: Path) -> None:
-    policy = _Apart()
-    made = one_step(tmp_path / "apart", policy=policy, max_steps=2)
-    shared = one_step(tmp_path / "shared", max_steps=2)
-    assert curve(made) == curve(shared)
-    assert policy.loaded[0] == hash_weights(tiny_agent.model())
-    assert policy.loaded[-1] == hash_weights(made.model)
-    assert len(policy.loaded) == 3
 
 
 def test_a_twin_stands_apart_from_its_model(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from whale_envs.episode import Call, Reply
 from whale_envs.harness.helpers import Ask
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -87,6 +90,31 @@ class Policy(Protocol):
         finally:
             sampler.close()
         return [ended[ticket] for ticket in tickets]
+
+
+class Engine(Policy):
+    """A policy that samples from a copy of a trainer's weights.
+
+    Nothing in what it samples tells when the copy is an old one. So it has to say how likely it finds given tokens,
+    too, which the trainer holds against its own figures after each handing over.
+    """
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """How many bits the numbers have that it computes with: 32, or 16."""
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights in the state dict of a model of transformers."""
+
+    @abstractmethod
+    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-probability of each row's tokens but the first, given those before, at temperature 1."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Leave what memory it can to the trainer; it wakes when it is given weights or asked for a sampler."""
 
 
 class AtOnce(Sampler):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,20 +15,48 @@ from whale_envs.errors import UserError, unknown
 from whale_train.policies.openai import load_endpoint
 from whale_train.tiny import MODELS
 
-KINDS = "tiny, hf:DIR, hf:OWNER/NAME or openai:MODEL@http://HOST:PORT/v1"
+KINDS = "tiny, hf:DIR, hf:OWNER/NAME, vllm:DIR, vllm:OWNER/NAME or openai:MODEL@http://HOST:PORT/v1"
 #: One of these is a tokenizer's.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+#: The share of a GPU's memory that an engine takes: a run has up to three at once, and a trainer beside one of them.
+SHARE = 0.3
+_VLLM = re.compile(r"vllm:(?P<where>.+?)(?:@(?P<share>0?\.\d+))?")
 
 
 def check_policy(spec: str, domain: str) -> None:
     """Look whether there is what `spec` names: the endpoint of "openai:MODEL", or the model of any other.
 
-    Raises `UserError` as `load_endpoint` and `find_model` do.
+    Raises `UserError` as `load_endpoint`, `find_engine` and `find_model` do.
     """
     if spec.startswith("openai:"):
         load_endpoint(spec)
+    elif spec.startswith("vllm:"):
+        find_engine(spec)
     else:
         find_model(spec, domain)
+
+
+def find_engine(spec: str) -> tuple[str, float]:
+    """(folder or hub id, share of the GPU's memory) of "vllm:DIR" or "vllm:OWNER/NAME", with "@SHARE" after it.
+
+    Raises `UserError` when vLLM is not installed, for a malformed spec, and for what is visibly no model.
+    """
+    found = _VLLM.fullmatch(spec)
+    if found is None:
+        raise UserError(f"policy {spec!r}: expected vllm:DIR or vllm:OWNER/NAME, with @0.5 for half of a GPU's memory")
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"policy {spec!r}: vLLM is not installed here: pip install 'whale-rl[vllm]', or choose hf:{found['where']}"
+        )
+    return _checked(found["where"]), float(found["share"] or SHARE)
+
+
+def moved(spec: str, folder: Path) -> str:
+    """The spec of the same kind of policy for the weights in `folder`."""
+    found = _VLLM.fullmatch(spec)
+    if found is None:
+        return f"hf:{folder}"
+    return f"vllm:{folder}" + (f"@{found['share']}" if found["share"] else "")
 
 
 def find_model(spec: str, domain: str) -> tuple[str, str]:

@@ -37,27 +37,20 @@ class Row:
     finish: FinishReason = "length"
     error: str | None = None
 
+    def add(self, token: int, logprob: float) -> None:
+        """Write down a sampled token."""
+        if not -float("inf") < logprob <= 1e-3:
+            self.error = f"the model's logits are not finite after {len(self.completion)} sampled tokens"
+        else:
+            self.completion.append(token)
+            self.logprobs.append(logprob)
 
-class Rows:
-    """Makes rows of requests, adds tokens to them, and makes replies of them, for one model and its prompts."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, sampling: Sampling, bytes_per_token: int) -> None:
-        self.model, self.sampling, self.bytes_per_token = model, sampling, bytes_per_token
-        self._prompts = prompts
-        self._context: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-        self._ends = np.array(sorted(prompts.ends))
+class Desk:
+    """Makes rows of requests, and replies of rows, for prompts and a model with a context of so many tokens."""
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """The model in evaluation mode; as it was, afterwards."""
-        if not self.model.training:
-            yield
-            return
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train()
+    def __init__(self, prompts: Prompts, context: int) -> None:
+        self._prompts, self._context = prompts, context
 
     def make(self, requests: Sequence[Request], tickets: Sequence[int]) -> list[Row]:
         """A row a request; one that cannot be answered has its error."""
@@ -77,6 +70,35 @@ class Rows:
             row.error = f"max_tokens is {request.max_tokens}, expected at least 1"
         return row
 
+    def ended(self, row: Row) -> Ended:
+        """What became of a row."""
+        if row.error:
+            return row.ticket, PolicyError(row.error)
+        text = self._prompts.text(row.completion)
+        calls = self._prompts.calls(text, row.prompt, row.request.ask.tools)
+        return row.ticket, Reply(text, row.finish, calls, row.prompt, row.completion, row.logprobs)
+
+
+class Rows(Desk):
+    """A desk that adds the tokens of a model of transformers to its rows."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, sampling: Sampling, bytes_per_token: int) -> None:
+        super().__init__(prompts, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+        self.model, self.sampling, self.bytes_per_token = model, sampling, bytes_per_token
+        self._ends = np.array(sorted(prompts.ends))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model in evaluation mode; as it was, afterwards."""
+        if not self.model.training:
+            yield
+            return
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()
+
     def append(
         self, rows: Sequence[Row], tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
     ) -> list[int]:
@@ -86,11 +108,7 @@ class Rows:
         for at, (row, token, logprob, stop) in enumerate(
             zip(rows, tokens.tolist(), logprobs.tolist(), stops.tolist(), strict=True)
         ):
-            if not -float("inf") < logprob <= 1e-3:
-                row.error = f"the model's logits are not finite after {len(row.completion)} sampled tokens"
-            else:
-                row.completion.append(token)
-                row.logprobs.append(logprob)
+            row.add(token, logprob)
             if stop or (row.request.ask.stop and self._stopped(row)):
                 row.finish = "stop"
             if row.error or row.finish == "stop" or len(row.completion) == row.cap:
@@ -102,14 +120,6 @@ class Rows:
         longest = max(len(stop.encode()) for stop in row.request.ask.stop)
         tail = self._prompts.decode(row.completion[-longest - 4 :])
         return any(stop in tail for stop in row.request.ask.stop)
-
-    def ended(self, row: Row) -> Ended:
-        """What became of a row."""
-        if row.error:
-            return row.ticket, PolicyError(row.error)
-        text = self._prompts.text(row.completion)
-        calls = self._prompts.calls(text, row.prompt, row.request.ask.tools)
-        return row.ticket, Reply(text, row.finish, calls, row.prompt, row.completion, row.logprobs)
 
 
 class RowSampler(Sampler):

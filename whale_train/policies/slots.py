@@ -8,13 +8,14 @@ and values for the episode's next turn until another request needs it. Callers h
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 #: Tokens in one prefill pass: small enough that a small model's activations stay in a CPU's cache (on two cores,
@@ -22,6 +23,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 PREFILL_TOKENS = 4096
 #: Tokens that prompts have to share beyond what is known to be shared, for it to be worth a pass of its own.
 WORTH_SHARING = 32
+#: What models call the cache; until transformers 5.20, which vLLM 0.32 has yet to follow, it was past_key_values.
+_CACHE = next(
+    name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaForCausalLM.forward).parameters
+)
 
 
 class _Layer(DynamicLayer):
@@ -171,9 +176,8 @@ def _chunks(widths: list[int]) -> list[slice]:
 
 def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
     """Logits [rows, vocab] in float32 after the last column of `ids` [rows, columns]."""
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1
-    )
+    given = {_CACHE: cache}
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **given)
     logits: Tensor = out.logits[:, -1].float()
     return logits
 

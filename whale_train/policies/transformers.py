@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from whale_envs.prompts import Prompts
 from whale_train.policies.base import Policy, Sampler, Sampling
@@ -63,7 +63,7 @@ class TransformersPolicy(Policy):
         self.tokenizer = tokenizer
         self.sampling = sampling or Sampling()
         self.max_batch = max_batch
-        self.prompts = Prompts(tokenizer, _eos(model, tokenizer))
+        self.prompts = Prompts(tokenizer, end_tokens(model.generation_config, tokenizer))
         self._continuous = fits(model)
         self._rows = Rows(model, self.prompts, self.sampling, bytes_per_token(model))
         self._hash: str | None = None
@@ -101,8 +101,8 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The end tokens that model and tokenizer name."""
-    named = model.generation_config.eos_token_id if model.generation_config else None
+def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The end tokens that a model's way of generating and its tokenizer name."""
+    named = generation.eos_token_id if generation else None
     ids = named if isinstance(named, list) else [named]
     return [i for i in [*ids, tokenizer.eos_token_id] if i is not None]

@@ -18,7 +18,9 @@ from whale_envs import Domain, Harness, UserError
 from whale_train.config import WeightOptions
 from whale_train.ledger import Ledger, Spent
 from whale_train.policies.base import Policy
+from whale_train.policies.load import best_device, open_model
 from whale_train.policies.transformers import TransformersPolicy
+from whale_train.policies.vllm import VLLMPolicy
 from whale_train.progress import Progress
 from whale_train.rsft import checkpoint
 from whale_train.rsft.config import RSFTConfig
@@ -47,11 +49,15 @@ def weight_phase(
     Raises `UserError` for a policy whose weights are elsewhere, and what `RSFTTrainer` raises. The folder can be
     resumed afterwards; the weights in memory are then those of no checkpoint.
     """
-    if not isinstance(policy, TransformersPolicy):
+    if isinstance(policy, TransformersPolicy):
+        model = policy.model
+    elif isinstance(policy, VLLMPolicy):
+        model = open_model(str(policy.folder), best_device())[0].to(best_device())  # type: ignore[arg-type]
+    else:
         raise UserError(f"policy {policy.name} has its weights elsewhere, and they cannot be trained: use hf:<dir>")
     before = checkpoint.steps_done(start) if start else 0
     last = checkpoint.latest(out) or start
-    cpu = policy.model.device.type == "cpu"
+    cpu = model.device.type == "cpu"
     args = RSFTConfig(
         output_dir=str(out),
         seed=options.seed,
@@ -71,7 +77,7 @@ def weight_phase(
     )
     with _no_progress_bars():
         watch = _Watch(ledger, progress, key, before, steps, options.prompts * options.group)
-        trainer = RSFTTrainer(policy.model, domain, harness, args, policy.tokenizer, callbacks=[watch], policy=policy)
+        trainer = RSFTTrainer(model, domain, harness, args, policy.tokenizer, callbacks=[watch], policy=policy)
         trainer.remove_callback(PrinterCallback)
         trainer.progress = progress
         try:

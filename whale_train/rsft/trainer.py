@@ -32,11 +32,12 @@ from trl import SFTTrainer  # type: ignore[attr-defined]
 
 from whale_envs import Domain, Episode, UserError, write_episodes
 from whale_train.ledger import tokens
-from whale_train.policies.base import Policy, Sampling
+from whale_train.policies.base import Engine, Sampling
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.progress import Progress, Silent
 from whale_train.rsft import checkpoint
 from whale_train.rsft.config import RSFTConfig
+from whale_train.rsft.handover import Handover
 from whale_train.rsft.kl import Start, some_replies
 from whale_train.rsft.play import Deal, HarnessLike, Round, resolve
 from whale_train.rsft.rows import Row, fit, rows
@@ -77,7 +78,8 @@ class RSFTTrainer(SFTTrainer):
         args: settings.
         processing_class: the tokenizer, or a processor with one; by default that of the model.
         callbacks, optimizers, peft_config, quantization_config: see `SFTTrainer`.
-        policy: what samples in place of the model itself. It must take weights: `load_weights(state_dict)`.
+        policy: what samples in place of the model itself, an `Engine` such as `VLLMPolicy`: it is given the weights
+            after each step, and has to find the same tokens as likely as the trainer does (see `handover.Handover`).
 
     Raises `UserError` for what cannot be used: a model that is not there, an env or a harness, too few tasks; and from
     `train` for an output folder of other settings, memory that runs out, a full disk, a loss that is not finite.
@@ -106,15 +108,15 @@ class RSFTTrainer(SFTTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         peft_config: PeftConfig | None = None,
         quantization_config: BitsAndBytesConfig | None = None,
-        policy: Policy | None = None,
+        policy: Engine | TransformersPolicy | None = None,
     ) -> None:
         if args is None:
             name = model if isinstance(model, str) else str(model.config.name_or_path or "model")
             args = RSFTConfig(output_dir=f"{name.rstrip('/').split('/')[-1]}-RSFT")
-        if policy is not None and not hasattr(policy, "load_weights"):
+        if policy is not None and not isinstance(policy, Engine | TransformersPolicy):
             raise UserError(
-                f"policy {policy.name} takes no weights (load_weights), so that it would go on sampling from those of "
-                "the start: leave it out, and the model samples itself"
+                f"policy {policy.name} takes no weights (it is no Engine), so that it would go on sampling from those "
+                "of the start: leave it out, and the model samples itself"
             )
         self.domain, self.harnesses = resolve(env, harness)
         self.deal = Deal(self.domain.splits.weight, args.prompts_per_step, args.seed)
@@ -139,6 +141,7 @@ class RSFTTrainer(SFTTrainer):
                 raise
             raise UserError(f"cannot load a model from {model!r}: {' '.join(str(error).split())[:300]}") from None
         self.policy = policy or self._own_policy()
+        self._handover = Handover(self.policy, self._tokenizer) if isinstance(self.policy, Engine) else None
         self._start = Start(self.model, self._sharded, args.device) if args.kl_sequences else None
         #: Optimiser steps made so far here, and how many of them the policy's weights have; -1 when that is not known.
         self._made, self._synced = 0, -1
@@ -227,6 +230,8 @@ class RSFTTrainer(SFTTrainer):
         model.train()
         began = time.perf_counter()
         with self._timed("training"):
+            if self._handover and kept:
+                self._handover.make_room()
             updates = self.fit(model, kept, self.deal.seed_of(step)) if kept else []
         trained = sum(update.tokens for update in updates)
         self._note({"rows/trained": len(kept), "rows/too_long": too_long, "updates": len(updates)})
@@ -310,10 +315,11 @@ class RSFTTrainer(SFTTrainer):
         """Give the weights to the policy, if it has others."""
         if self._synced == self._made:
             return
-        if getattr(self.policy, "model", None) is self.model:
-            self.policy.weights_changed()  # type: ignore[attr-defined]
-        else:
-            self.policy.load_weights(whole_weights(self.model))  # type: ignore[attr-defined]
+        if self._handover:
+            self._handover.to_engine(self.model)
+        elif isinstance(self.policy, TransformersPolicy):
+            shared = self.policy.model is self.model
+            self.policy.load_weights(self.policy.model if shared else whole_weights(self.model))
         self._synced = self._made
 
     def _note_kl(self, start: Start, episodes: Sequence[Episode]) -> None:

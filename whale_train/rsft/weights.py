@@ -1,4 +1,4 @@
-"""A model's weights apart from its trainer: frozen copies, and whole weights of a model that is spread out."""
+"""A model's weights apart from its trainer: frozen copies, whole weights of a model that is spread out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def twin(model: Model, device: torch.device) -> Model:
 def whole_weights(model: Model) -> dict[str, Tensor]:
     """The state dict of a model, with tensors that FSDP has spread over processes put together in each of them."""
     return {name: _whole(value) for name, value in model.state_dict().items()}
+
+
+def merged_weights(model: Model) -> dict[str, Tensor]:
+    """The whole weights under the names that the model has without PEFT, which is added to a copy of them."""
+    if isinstance(model, PeftModel):
+        return whole_weights(copy.deepcopy(model).merge_and_unload())  # type: ignore[operator]
+    return whole_weights(model)
 
 
 def _whole(tensor: Tensor) -> Tensor:
