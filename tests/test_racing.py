@@ -27,7 +27,7 @@ from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 
-CONFIG = SearchConfig(rounds=1, candidates=3, tasks=100, refills=0, backoff=0, racing=True)
+CONFIG = SearchConfig(rounds=1, candidates=3, tasks=48, refills=0, backoff=0, racing=True)
 BAD, EVEN, GOOD = rewording("Bad"), rewording("Even"), rewording("Good")
 
 
@@ -67,9 +67,9 @@ def test_one_that_is_far_behind_stops_and_costs_what_it_played(domain: Domain, t
     scores = {c.hash: c.scores[key] for c in archive.candidates}
     bad, even, good = (Harness(p.source).hash for p in (BAD, EVEN, GOOD))
     assert (scores[bad].n, scores[bad].dropped) == (STAGES[0], True)
-    assert [scores[h].n for h in (H0.hash, even, good)] == [100] * 3 and not scores[even].dropped
+    assert [scores[h].n for h in (H0.hash, even, good)] == [48] * 3 and not scores[even].dropped
     assert accepted.hash == good
-    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 332
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 32
     assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == 32
     assert any(f"{bad} 0.000, 1.0 turns, dropped after 32 tasks" in line for line in said)
     before = files(tmp_path)
@@ -79,7 +79,7 @@ def test_one_that_is_far_behind_stops_and_costs_what_it_played(domain: Domain, t
 
 def test_those_who_play_on_score_as_they_do_without_a_race(domain: Domain, tmp_path: Path) -> None:
     _, raced, _ = race(domain, tmp_path / "raced")
-    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 3, 100, refills=0))
+    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 3, 48, refills=0))
     key = raced.phase.score_key  # type: ignore[union-attr]
     for hash in (Harness(p.source).hash for p in (EVEN, GOOD)):
         assert raced.outcomes(hash, key) == calm.outcomes(hash, key)
@@ -103,7 +103,7 @@ class Killed(BaseException):
 def test_killed_at_any_write_the_same_ones_are_dropped(
     domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = replace(CONFIG, tasks=40)
+    few = replace(CONFIG, tasks=36)
     race(domain, tmp_path / "undisturbed", few)
     write = archive_module.write_atomic
     for fatal in (13, 25):
