@@ -150,7 +150,10 @@ def test_forged_answers_lie_about_the_cell_alone(cell, byte, count):
 
 
 #: Says that the cell is done, which it is not, and reads so many bytes of the next one.
-EAT = "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0'); break\n  except OSError: pass\nos.read(fd, {count})"
+EAT = (
+    "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0'); break\n"
+    "  except OSError: pass\nos.read(fd, {count})"
+)
 
 
 def test_a_session_that_reads_its_own_cells_harms_itself_alone(cell):

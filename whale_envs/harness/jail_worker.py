@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -132,6 +133,9 @@ class Worker:
         """Play one episode: answer the parent's frames until the harness has answered or failed."""
         channel = self.channel
         start = channel.receive()
+        # the global one, which Python seeds anew in each child: no harness is given it, and one that gets at it all the
+        # same plays the same episode again
+        random.seed(start["seed"])
         run.begin(self.helpers.TaskView(self.wire.unpack(start["shown"])), start["seed"])
         reply = None
         messages: list[dict[str, Any]] = []
