@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Where there is no NVIDIA GPU, PyPI's torch for Linux would bring gigabytes of CUDA that nothing here could use.
 GPU := $(shell command -v nvidia-smi 2>/dev/null || ls /dev/nvidia0 2>/dev/null)
+# vLLM wants other versions, and so an environment of its own.
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 ARGS ?=
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup setup-vllm demo test test-slow test-vllm lint clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
+
+setup-vllm: $(VLLM_READY)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,6 +31,14 @@ endif
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
+$(VLLM_READY): pyproject.toml requirements-vllm.txt
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install --quiet --no-deps --requirement requirements-vllm.txt 2>/dev/null || \
+	  $(VLLM)/bin/pip install --quiet --no-deps --requirement requirements-vllm.txt \
+	    --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(VLLM)/bin/pip install --quiet --no-deps --editable .
+	@touch $(VLLM_READY)
+
 demo: setup
 	@$(BIN)/whale run $(ARGS)
 
@@ -35,9 +48,12 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm and not hub and not gpu" $(ARGS)
 
+test-vllm: setup-vllm
+	$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info

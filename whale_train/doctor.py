@@ -57,7 +57,8 @@ def findings(out: Path) -> Iterator[Finding]:
     yield Finding("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
     yield _machine()
     yield _gpu()
-    yield _extra("vllm", "fast sampling on GPUs", "pip install 'whale-rl[vllm]', in a virtual environment of its own")
+    advice = "pip install 'whale-rl[vllm]', in a virtual environment of its own: it wants an earlier transformers"
+    yield _extra("vllm", "--policy vllm:DIR, fast sampling on GPUs", advice)
     yield _extra("ray", "more than one machine", "pip install 'whale-rl[ray]'")
     yield _sandbox()
     for key, use in KEYS.items():
@@ -104,7 +105,8 @@ def _gpu() -> Finding:
 def _extra(name: str, use: str, advice: str) -> Finding:
     if importlib.util.find_spec(name) is None:
         return Finding(name, "lacks", f"not installed; for {use}", advice)
-    return Finding(name, "ok", f"{metadata.version(name)}; for {use}")
+    distribution = metadata.packages_distributions()[name][0]  # vLLM's for CPUs goes by another name
+    return Finding(name, "ok", f"{distribution} {metadata.version(distribution)}; for {use}")
 
 
 def _sandbox() -> Finding:
