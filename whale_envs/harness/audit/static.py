@@ -17,7 +17,7 @@ MAX_NESTING = 200
 
 
 def static_findings(harness: Harness, tasks: TaskSet) -> list[Finding]:
-    """What the source of a harness gives away, against the tasks that it is to be scored on. A millisecond or two.
+    """What the source of a harness gives away, against the tasks that it is to be scored on. Some milliseconds.
 
     It reads, and runs nothing. What it cannot see (a table that is computed, an attribute that is spelled out at run
     time) is for the other layers and for the jail.
