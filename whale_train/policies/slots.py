@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 PREFILL_TOKENS = 4096
 #: Tokens that prompts have to share beyond what is known to be shared, for it to be worth a pass of its own.
 WORTH_SHARING = 32
-#: What models call the cache; until transformers 5.20, which vLLM 0.32 has yet to follow, it was past_key_values.
+#: What models call the cache; with transformers 5.19, which vLLM 0.32 wants, it is past_key_values.
 _CACHE = next(
     name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaForCausalLM.forward).parameters
 )

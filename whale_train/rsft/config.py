@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 from trl import SFTConfig  # type: ignore[attr-defined]
 
 from whale_envs.errors import UserError
@@ -63,6 +64,8 @@ class RSFTConfig(SFTConfig):
         self._check()
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and torch.accelerator.is_available()
+        if not hasattr(TrainingArguments, "activation_checkpointing"):  # transformers 5.19, which vLLM wants
+            self.gradient_checkpointing = bool(self.activation_checkpointing)
         self.dataset_kwargs = {"skip_prepare_dataset": True}  # rows come ready
         self.remove_unused_columns = False
         super().__post_init__()  # type: ignore[no-untyped-call]
