@@ -25,8 +25,7 @@ from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.rollout import episode_seed
-from whale_train.schedules import planned_rollouts
-from whale_train.whale import costs, phases
+from whale_train.whale import plan_of
 
 CONFIG = SearchConfig(rounds=2, candidates=2, tasks=12, refills=0, backoff=0, acceptance="paired")
 
@@ -189,5 +188,5 @@ def test_the_command_line_takes_both_and_says_what_is_wrong() -> None:
 def test_a_search_plans_for_what_it_may_have_to_confirm(domain: Domain, tmp_path: Path) -> None:
     planned = config.SearchConfig(rounds=2, candidates=2, tasks=12, acceptance="paired")
     paired(domain, tmp_path, LUCKY, GOOD, BETTER)
-    most = planned_rollouts(phases(planned, "harness-only", domain), costs(planned, domain))
+    most = plan_of(planned, "harness-only", domain).rollouts()
     assert most - CONFIG.tasks == Ledger(tmp_path / "ledger.jsonl").rollouts(), "but for a candidate not handed in"

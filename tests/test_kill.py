@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from whale_envs.harness.load import load_harness
-from whale_train.schedules import ARMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # two whole runs and five that are killed
 
 SIZES = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32"
+ARMS = ("whale", "weights-only", "harness-only")
 #: What progress says when each part of a run is under way, by arm.
 MOMENTS = [
     ("whale", "cycle 1 weights"),

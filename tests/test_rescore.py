@@ -21,8 +21,7 @@ from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
-from whale_train.schedules import planned_rollouts
-from whale_train.whale import costs, phases
+from whale_train.whale import costs, plan_of
 
 CONFIG = SearchConfig(rounds=1, candidates=3, tasks=12, refills=0, backoff=0)
 ONE, TWO, THREE = rewording("One"), rewording("Two"), rewording("Three")
@@ -107,9 +106,9 @@ def test_a_run_plans_for_it_in_every_arm(domain: Domain) -> None:
     config = RunConfig(rescore=2, cycles=3)
     cost = costs(config, domain)
     assert cost.rescore == 2 * config.tasks
-    planned = {arm: planned_rollouts(phases(config, arm, domain), cost) for arm in config.arms}
+    planned = {arm: plan_of(config, arm, domain).rollouts() for arm in config.arms}
     plain = RunConfig(cycles=3)
-    before = planned_rollouts(phases(plain, "whale", domain), costs(plain, domain))
+    before = plan_of(plain, "whale", domain).rollouts()
     assert planned["whale"] == before + 2 * cost.rescore, "there is nothing old in the first cycle"
     assert max(planned.values()) - min(planned.values()) <= max(cost.step, cost.round) / 2
 

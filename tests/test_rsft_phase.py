@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def run(
     policy = policy or tiny_agent.policy()
     options = replace(OPTIONS, **changes)
     ledger = Ledger(folder.parent / "ledger.jsonl")
-    last = weight_phase(
+    last, _ = weight_phase(
         policy, tiny_agent.Echo(20), harness, options, steps, folder, ledger, Silent(), "weights", start
     )
     return policy, last
@@ -232,6 +233,27 @@ def test_training_raises_the_share_accepted(tmp_path: Path) -> None:
 def test_another_configuration_is_refused_in_the_same_folder(undisturbed: tuple[str, Path]) -> None:
     with pytest.raises(UserError, match=r"holds training with learning_rate=0.001, not 0.1: go on with the same"):
         run(undisturbed[1], lr=0.1)
+
+
+def test_a_phase_ends_where_its_rewards_are_over_and_stays_ended(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    def phase(steps: int, policy: TransformersPolicy) -> tuple[Path, list[float]]:
+        def over(rewards: Sequence[float]) -> str:
+            heard.append(len(rewards))
+            return "enough" if len(rewards) >= 2 else ""
+
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        args = (tiny_agent.Echo(20), tiny_agent.ONE_TURN, OPTIONS, steps, tmp_path / "w", ledger, Silent(), "weights")
+        return weight_phase(policy, *args, over=over)
+
+    ended, rewards = phase(4, tiny_agent.policy())
+    assert (ended.name, len(rewards), heard) == ("checkpoint-2", 2, [1, 2])
+    assert rewards == [logs["reward"] for logs in read_records(tmp_path / "w")]
+    again = tiny_agent.policy()
+    assert phase(4, again) == (ended, rewards)
+    whole, _ = run(tmp_path / "other" / "w", harness=tiny_agent.ONE_TURN)
+    assert again.weights_hash == whole.weights_hash
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:

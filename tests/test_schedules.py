@@ -1,44 +1,138 @@
-"""Schedules: every arm gets the same budget, and phases alternate as the paper says."""
+"""Schedules: every arm gets the same budget, and phases alternate and end as the paper says."""
 
-from hypothesis import given
+import dataclasses
+import itertools
+import random
+import statistics
+
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whale_envs import load_domain
-from whale_train.config import TrainConfig
-from whale_train.schedules import ARMS, Costs, planned_rollouts, schedule
-from whale_train.whale import phases
+from whale_train.config import RunConfig, TrainConfig
+from whale_train.schedules import Costs, Patience, Phase, Plan, collapsed
+from whale_train.whale import plan_of
 
+CLOSED = ("fixed", "stagewise", "weights-only", "harness-only")
 sizes = {"step": 2048, "baseline": 256, "round": 768}
 costs = st.builds(Costs, rescore=st.integers(0, 512), **{name: st.integers(1, most) for name, most in sizes.items()})
+shapes = st.fixed_dictionaries(
+    {"steps": st.integers(1, 50), "rounds": st.integers(1, 12), "cycles": st.integers(1, 8), "costs": costs}
+)
+signals = st.lists(st.floats(0, 1), max_size=60)
 
 
-@given(steps=st.integers(1, 50), rounds=st.integers(1, 12), cycles=st.integers(1, 8), costs=costs)
-def test_the_arms_of_a_run_plan_the_same_rollouts_to_within_half_a_unit(steps, rounds, cycles, costs):
-    planned = {arm: planned_rollouts(schedule(arm, steps, rounds, cycles, costs), costs) for arm in ARMS}
-    assert abs(planned["weights-only"] - planned["whale"]) <= costs.step / 2
-    assert abs(planned["harness-only"] - planned["whale"]) <= costs.round / 2
+@given(shapes)
+def test_the_arms_of_a_run_plan_the_same_rollouts_to_within_a_unit(shape):
+    planned = {name: Plan(name, **shape).rollouts() for name in CLOSED}
+    step, round = shape["costs"].step, shape["costs"].round
+    assert abs(planned["weights-only"] - planned["fixed"]) <= step / 2
+    assert abs(planned["harness-only"] - planned["fixed"]) <= round / 2
+    # under one set of weights a baseline is scored once; a stage has a unit at least
+    most = shape["cycles"] * (shape["costs"].baseline + shape["costs"].rescore)
+    assert abs(planned["stagewise"] - planned["fixed"]) <= step + round + most
 
 
-@given(steps=st.integers(1, 50), rounds=st.integers(1, 12), cycles=st.integers(1, 8), costs=costs)
-def test_whale_alternates_and_the_others_keep_to_their_kind(steps, rounds, cycles, costs):
-    whale = schedule("whale", steps, rounds, cycles, costs)
-    assert [p.kind for p in whale] == ["weights", "harness"] * cycles
-    assert {p.kind for p in schedule("weights-only", steps, rounds, cycles, costs)} == {"weights"}
-    assert {p.kind for p in schedule("harness-only", steps, rounds, cycles, costs)} <= {"harness"}
+@given(shapes)
+def test_fixed_alternates_and_the_others_keep_to_their_kind(shape):
+    kinds = {name: [p.kind for p in Plan(name, **shape).phases()] for name in CLOSED}
+    assert kinds["fixed"] == ["weights", "harness"] * shape["cycles"]
+    assert kinds["stagewise"] == ["weights", "harness"]
+    assert set(kinds["weights-only"]) == {"weights"}
+    assert set(kinds["harness-only"]) <= {"harness"}
 
 
-@given(steps=st.integers(1, 50), rounds=st.integers(1, 12), cycles=st.integers(1, 8), costs=costs)
-def test_no_phase_is_empty_and_every_name_is_its_own(steps, rounds, cycles, costs):
-    for arm in ARMS:
-        phases = schedule(arm, steps, rounds, cycles, costs)
-        assert all(p.amount >= 1 for p in phases)
-        assert len({p.name for p in phases}) == len(phases)
+@given(shapes, st.sampled_from(CLOSED))
+def test_no_phase_is_empty_and_every_name_is_its_own(shape, name):
+    phases = list(Plan(name, **shape).phases())
+    assert all(p.amount >= 1 for p in phases)
+    assert len({p.name for p in phases}) == len(phases)
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from(["fixed", "adaptive"]), st.integers(1, 100_000), st.booleans(), st.randoms())
+def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape, name, limit, last, rng):
+    plan = Plan(name, **shape, limit=limit, window=rng.randint(1, 5), final_search=last)
+    past = [("start", 0)]
+    for phase in plan.rest(lambda: past):
+        used = rng.randint(1, phase.amount)  # patience may end it
+        is_weights = phase.kind == "weights"
+        took = used * (shape["costs"].step if is_weights else shape["costs"].round)
+        past.append((phase.name, past[-1][1] + took + (0 if is_weights else shape["costs"].baseline)))
+        assert past[-1][1] <= limit
+    assert not (last and past[-1][0].endswith("weights"))
+    assert limit - past[-1][1] < sum(dataclasses.astuple(shape["costs"]))
+
+
+def played(plan, past):
+    """The phases to come as they are played, whole ones; `past` is kept."""
+    past = list(past)
+    for phase in plan.rest(lambda: past):
+        yield phase
+        took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
+        past.append((phase.name, past[-1][1] + took))
+
+
+@given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 12))
+def test_a_plan_that_is_taken_up_goes_on_as_it_would_have(shape, name, cut):
+    plan, past = Plan(name, **shape), [("start", 0)]
+    whole = list(itertools.islice(played(plan, past), 60))
+    assume(cut < len(whole))
+    for phase in whole[:cut]:
+        took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
+        past.append((phase.name, past[-1][1] + took))
+    assert list(itertools.islice(played(plan, past), 60 - cut)) == whole[cut:]
+
+
+def test_a_plan_without_an_end_ends_where_a_cycle_takes_nothing():
+    plan, past = Plan("adaptive", 3, 4, 2, Costs(64, 32, 96)), [("start", 0)]
+    for phase in plan.rest(lambda: past):
+        past.append((phase.name, 0))
+    assert [name for name, _ in past] == ["start", "cycle 1 weights", "cycle 1 harness"]
+
+
+@given(signals, st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
+def test_patience_looks_at_full_windows_and_ends_after_so_many_without_a_better_one(signal, minimum, patience, window):
+    rule = Patience(minimum, patience, window)
+    means = [statistics.fmean(signal[i : i + window]) for i in range(len(signal) - window + 1)]
+    over = len(signal) >= minimum and len(means) > patience and max(means[: len(means) - patience]) >= max(means)
+    assert bool(rule.over(signal)) == over
+
+
+def test_one_lucky_unit_at_the_start_ends_no_phase():
+    assert not Patience(3, 3, 3).over([1.0, 0.0])
+    assert not Patience(1, 2, 1).over([0.1, 0.2, 0.3, 0.4])
+    assert Patience(1, 2, 1).over([0.4, 0.3, 0.2]) == "no better than 0.400 since 2 of 3"
+    assert not Phase(1, "weights", 5).over([0.9, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(("rate", "window", "tasks"), [(0.1, 3, 64), (0.5, 1, 16), (0.9, 5, 256)])
+def test_a_reward_that_only_varies_hardly_ever_counts_as_collapsed(rate, window, tasks):
+    rng, found = random.Random(0), 0
+    for _ in range(2000):
+        steps = [statistics.fmean(rng.random() < rate for _ in range(tasks)) for _ in range(2 * window)]
+        found += bool(collapsed(steps, window, tasks))
+    assert found <= 20  # 2 of 1,000 expected
+
+
+def test_a_reward_that_falls_to_nothing_has_collapsed():
+    assert collapsed([0.4] * 3 + [0.0] * 3, 3, 64) == "the reward has collapsed from 0.400 to 0.000"
+    assert not collapsed([0.4] * 3 + [0.0] * 2, 3, 64)
+    assert not collapsed([0.0] * 6, 3, 64)
 
 
 @given(steps=st.integers(1, 50), epochs=st.floats(0.01, 4))
 def test_steps_are_as_many_as_asked_for_or_as_many_as_the_epochs_take(steps, epochs):
     domain = load_domain("math")
-    (phase,) = phases(TrainConfig(domain="math", steps=steps, epochs=epochs), "weights-only", domain)
+    (phase,) = plan_of(TrainConfig(domain="math", steps=steps, epochs=epochs), "weights-only", domain).phases()
     assert phase.amount == steps
-    (phase,) = phases(TrainConfig(domain="math", epochs=epochs), "weights-only", domain)
+    (phase,) = plan_of(TrainConfig(domain="math", epochs=epochs), "weights-only", domain).phases()
     assert abs(phase.amount * 64 - epochs * len(domain.splits.weight)) <= 64
+
+
+@pytest.mark.parametrize("name", ["fixed", "adaptive", "stagewise"])
+def test_the_first_arm_has_the_schedule_and_the_others_are_what_it_is_held_against(name):
+    config, domain = RunConfig(schedule=name), load_domain("search-qa")
+    assert [plan_of(config, arm, domain).schedule for arm in config.arms] == [name, "weights-only", "harness-only"]
+    assert len({plan_of(config, arm, domain).budget for arm in config.arms}) == 1

@@ -17,6 +17,7 @@ from whale_envs.harness.load import Harness, load_harness, seed_names
 from whale_envs.task import SPLITS
 from whale_train.meta_harness.proposers import check_kind, check_proposer
 from whale_train.policies.find import check_policy
+from whale_train.schedules import Schedule
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.proposers.agent import Limits
@@ -121,9 +122,6 @@ class Job:
 class ArmOptions(Job):
     """What the commands take that run arms and then test them."""
 
-    #: The arms that the command runs (see `whale_train.schedules`), the one that it is about first.
-    arms: ClassVar[tuple[str, ...]] = ()
-
     repeats: int = 8
     """Episodes for each test task."""
     limit: int | None = None
@@ -132,6 +130,11 @@ class ArmOptions(Job):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._positive("repeats", "limit")
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that the command runs, the one that it is about first."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -244,18 +247,42 @@ class RunConfig(WeightOptions, SearchOptions):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
-    arms: ClassVar[tuple[str, ...]] = ("whale", "weights-only", "harness-only")
 
     cycles: int = 2
     """How often a weight phase and a harness phase follow each other."""
+    schedule: Schedule = "fixed"
+    """How they take turns: fixed (--epochs, then --rounds, --cycles times); adaptive (a phase ends when its reward, or
+    the best harness, gets no better); stagewise (all training, then all search). weights-only and harness-only run that
+    arm alone."""
+    budget_rollouts: int | None = None
+    """The most rollouts that each arm may spend; by default what the cycles of the fixed schedule plan. With it, fixed
+    goes on for as many cycles as there is room for."""
+    final_search: bool = True
+    """Keep rollouts back for a search after the last training, where the budget decides which that is."""
     rescore: int = 0
     """How many of the best old harnesses each harness phase scores again under the new weights, before its rounds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("cycles")
+        self._positive("cycles", "budget_rollouts")
         if not 0 <= self.rescore <= MOST:
             raise UserError(f"--rescore {self.rescore}: expected 0 to {MOST:,}")
+
+    def check(self) -> None:
+        """See `Job.check`."""
+        super().check()
+        step, search = self.prompts * self.group, (self.candidates + 1) * self.tasks
+        if self.budget_rollouts is not None and self.budget_rollouts < step + search:
+            raise UserError(
+                f"--budget-rollouts {self.budget_rollouts}: a step of training takes {step:,} rollouts and a search of "
+                f"one round {search:,}; give at least {step + search:,}, or smaller --prompts, --group or --tasks"
+            )
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """See `ArmOptions.arms`."""
+        alone = self.schedule in ("weights-only", "harness-only")
+        return (self.schedule,) if alone else ("whale", "weights-only", "harness-only")
 
     @property
     def search(self) -> PhaseConfig:
@@ -268,7 +295,11 @@ class TrainConfig(WeightOptions):
     """Train the weights under one harness: online rejection-sampling fine-tuning."""
 
     kind: ClassVar[str] = "train"
-    arms: ClassVar[tuple[str, ...]] = ("weights-only",)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """See `ArmOptions.arms`."""
+        return ("weights-only",)
 
 
 @dataclass(frozen=True)
@@ -276,7 +307,11 @@ class SearchConfig(SearchOptions):
     """Search for a better harness under fixed weights."""
 
     kind: ClassVar[str] = "search"
-    arms: ClassVar[tuple[str, ...]] = ("harness-only",)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """See `ArmOptions.arms`."""
+        return ("harness-only",)
 
 
 @dataclass(frozen=True)

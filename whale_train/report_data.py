@@ -46,11 +46,13 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A phase that has ended, as `state.json` has it (`whale_train.whale.Snapshot`): its kind, and all rollouts so
-    far. The first is the start."""
+    """A phase that has ended, as `state.json` has it (`whale_train.whale.Snapshot`): its name and kind, all rollouts so
+    far, and what ended it early, if anything did. The first is the start."""
 
+    phase: str
     kind: str
     rollouts: int
+    why: str = ""
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -132,6 +132,15 @@ def _scores(run: Run, k: int) -> Iterable[str]:
         yield "<h3>Differences at the end</h3>"
         yield _table(["", "points"], rows)
     yield '<p class="note">Differences are paired by task, with 95 % intervals over the tasks\' differences.</p>'
+    early = [
+        [_name(arm), ended.phase, ("text long", escape(ended.why))]
+        for arm in run.arms
+        for ended in arm.phases
+        if ended.why
+    ]
+    if early:
+        yield "<h3>Phases that ended by themselves</h3>"
+        yield _table(["arm", ("text", "phase"), ("text", "why")], early)
 
 
 def _harness(run: Run) -> Iterable[str]:

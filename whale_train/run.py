@@ -30,8 +30,7 @@ from whale_train.pool import Pool, pool
 from whale_train.preflight import preflight
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
-from whale_train.schedules import planned_rollouts
-from whale_train.whale import Experiment, Snapshot, costs, cycle_ends, harness_of, model_of, phases, run_arm, snapshots
+from whale_train.whale import Experiment, Snapshot, cycle_ends, harness_of, model_of, plan_of, run_arm, snapshots
 
 
 def run(config: Experiment) -> Path:
@@ -133,10 +132,8 @@ def _play_arm(config: Experiment, arm: str) -> None:
     """A worker's job: one arm."""
     folder = _arm_folder(config.folder, arm)
     domain = config.load_domain()
-    total = planned_rollouts(phases(config, arm, domain), costs(config, domain))
-    run_arm(
-        config, arm, folder, FileProgress(folder / "progress.json", total, Ledger(folder / "ledger.jsonl").rollouts())
-    )
+    total, spent = plan_of(config, arm, domain).rollouts(), Ledger(folder / "ledger.jsonl").rollouts()
+    run_arm(config, arm, folder, FileProgress(folder / "progress.json", total, spent))
 
 
 def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:

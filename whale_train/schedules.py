@@ -1,13 +1,24 @@
-"""Schedules: which phases an arm runs, in order. All arms of a run get the same budget of rollouts."""
+"""Schedules: which phase an arm runs next, and what ends it. All arms of a run get the same budget of rollouts."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-ARMS = ("whale", "weights-only", "harness-only")
 Kind = Literal["weights", "harness"]
+Schedule = Literal["fixed", "adaptive", "stagewise", "weights-only", "harness-only"]
+#: The adaptive schedule (arXiv 2609.00196, section on schedules): the share of an epoch that a weight phase runs at
+#: least, that its reward is averaged over, and that it goes on without a better one ...
+ADAPTIVE_EPOCHS = 0.2
+#: ... and of a harness phase the fewest rounds, the rounds without a better harness, and the most.
+ADAPTIVE_ROUNDS, ADAPTIVE_PATIENCE, ADAPTIVE_MOST = 6, 2, 15
+#: By how many standard errors the reward has to fall below that of a phase's start to count as a collapse: where
+#: nothing has changed, one look in a thousand says so.
+COLLAPSE = 3.1
 
 
 @dataclass(frozen=True)
@@ -22,50 +33,179 @@ class Costs:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """Ends a phase when its training signal rises no more.
+
+    Units are RSFT steps (the signal is their reward) or search rounds (the accepted harness's mean). The signal is
+    averaged over full windows only, so that one lucky unit sets no record. A phase ends after `minimum` units at the
+    earliest, when the best window ended `patience` units ago or more.
+    """
+
+    minimum: int
+    patience: int
+    window: int
+
+    def over(self, signal: Sequence[float]) -> str:
+        """Why a phase ends after these units; "" when it goes on."""
+        means = [statistics.fmean(signal[end - self.window : end]) for end in range(self.window, len(signal) + 1)]
+        if len(signal) < self.minimum or not means:
+            return ""
+        best = means.index(max(means))
+        since = len(means) - 1 - best
+        if since < self.patience:
+            return ""
+        return f"no better than {means[best]:.3f} since {since} of {len(signal)}"
+
+
+@dataclass(frozen=True)
 class Phase:
-    """One phase: `amount` is RSFT steps or search rounds."""
+    """One phase: at most `amount` RSFT steps or search rounds, fewer where `patience` says so."""
 
     cycle: int
     kind: Kind
     amount: int
+    patience: Patience | None = None
 
     @property
     def name(self) -> str:
         """Its name in ledgers, logs and folders."""
         return f"cycle {self.cycle} {self.kind}"
 
+    def over(self, signal: Sequence[float]) -> str:
+        """Why it ends after these units, before its `amount`; "" when it goes on."""
+        return self.patience.over(signal) if self.patience else ""
 
-def schedule(arm: str, steps: int, rounds: int, cycles: int, costs: Costs) -> list[Phase]:
-    """The phases of an arm.
 
-    "whale" alternates `steps` RSFT steps with `rounds` search rounds, `cycles` times. The other two spend the same
-    rollouts on one kind alone, in a phase a cycle, so that their curves have points.
+@dataclass(frozen=True)
+class Plan:
+    """What an arm is to do.
+
+    Attributes:
+        schedule: "fixed" alternates `steps` and `rounds`; "adaptive" alternates phases that end by `Patience`;
+            "stagewise" spends on weights what "fixed" does, then the rest on the search; the other two spend all on one
+            kind, in a phase a cycle, so that their curves have points.
+        steps, rounds: RSFT steps and search rounds in a cycle of the fixed schedule.
+        cycles: how many cycles.
+        costs: what a step and a round cost.
+        limit: the rollouts that the arm may spend; None: what the cycles of the fixed schedule plan.
+        window: RSFT steps in 0.2 epochs.
+        final_search: whether a search follows the last weight phase.
     """
-    if arm == "whale":
-        return [p for c in range(1, cycles + 1) for p in (Phase(c, "weights", steps), Phase(c, "harness", rounds))]
-    budget = cycles * (steps * costs.step + costs.baseline + rounds * costs.round) + (cycles - 1) * costs.rescore
-    if arm == "weights-only":
-        shares = _shares(round(budget / costs.step), cycles)
-        return [Phase(c, "weights", share) for c, share in enumerate(shares, 1)]
-    # under unchanged weights the baseline is scored once
-    shares = _shares(round((budget - costs.baseline) / costs.round), cycles)
-    return [Phase(c, "harness", share) for c, share in enumerate(shares, 1)]
+
+    schedule: Schedule
+    steps: int
+    rounds: int
+    cycles: int
+    costs: Costs
+    limit: int | None = None
+    window: int = 1
+    final_search: bool = True
+
+    @property
+    def budget(self) -> int:
+        """The rollouts that the arm may spend."""
+        return self.limit or self.cycles * self._cycle + (self.cycles - 1) * self.costs.rescore
+
+    @property
+    def _cycle(self) -> int:
+        return self.steps * self.costs.step + self.costs.baseline + self.rounds * self.costs.round
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the phases go on for as long as the budget lasts."""
+        return self.schedule == "adaptive" or (self.schedule == "fixed" and self.limit is not None)
+
+    def phases(self) -> Iterator[Phase]:
+        """The phases in order; without an end where the plan is open-ended."""
+        if self.schedule == "fixed":
+            return self._alternating(Phase(1, "weights", self.steps), Phase(1, "harness", self.rounds))
+        if self.schedule == "adaptive":
+            weights = Patience(self.window, self.window, self.window)
+            rounds = Patience(ADAPTIVE_ROUNDS, ADAPTIVE_PATIENCE, 1)
+            most = max(1, self.budget // self.costs.step)
+            return self._alternating(Phase(1, "weights", most, weights), Phase(1, "harness", ADAPTIVE_MOST, rounds))
+        if self.schedule == "stagewise":
+            steps = max(1, round(self.budget * self.steps / self._cycle))
+            return iter((Phase(1, "weights", steps), Phase(2, "harness", max(1, self._rounds_for(steps)))))
+        if self.schedule == "weights-only":
+            shares = _shares(round(self.budget / self.costs.step), self.cycles)
+            return (Phase(c, "weights", share) for c, share in enumerate(shares, 1))
+        shares = _shares(self._rounds_for(0), self.cycles)
+        return (Phase(c, "harness", share) for c, share in enumerate(shares, 1))
+
+    def _alternating(self, weights: Phase, harness: Phase) -> Iterator[Phase]:
+        cycles = itertools.count(1) if self.open_ended else range(1, self.cycles + 1)
+        return (replace(phase, cycle=c) for c in cycles for phase in (weights, harness))
+
+    def _rounds_for(self, steps: int) -> int:
+        """The rounds that the budget has room for beside so many steps; a baseline is scored once."""
+        return round((self.budget - steps * self.costs.step - self.costs.baseline) / self.costs.round)
+
+    def fitting(self, phase: Phase, spent: int) -> Phase | None:
+        """A phase as far as what is left of the budget goes; None when nothing of it does.
+
+        In an open-ended plan, a weight phase leaves room for the search that follows the last one. A plan with an end
+        fits as it is.
+        """
+        if not self.open_ended:
+            return phase
+        left, costs = self.budget - spent, self.costs
+        before = costs.baseline + (costs.rescore if phase.cycle > 1 else 0)
+        if phase.kind == "harness":
+            most = (left - before) // costs.round
+        else:
+            most = (left - (before + costs.round if self.final_search else 0)) // costs.step
+        return replace(phase, amount=min(phase.amount, most)) if most > 0 else None
+
+    def rest(self, done: Callable[[], Sequence[tuple[str, int]]]) -> Iterator[Phase]:
+        """The phases that are not done, each as far as it fits; `done` gives the names of those that are, and the
+        rollouts that were spent at the end of each, the start first."""
+        missed = 0
+        for phase in self.phases():
+            past = done()
+            if phase.name in (name for name, _ in past):
+                missed = 0
+                continue
+            if self.open_ended and len(past) > 2 and past[-1][1] == past[-3][1]:
+                return  # a whole cycle has spent nothing (a proposer that fails, say), and so would the next
+            fits = self.fitting(phase, past[-1][1])
+            missed = 0 if fits else missed + 1
+            if missed == 2:  # neither weights nor harness
+                return
+            if fits:
+                yield fits
+
+    def rollouts(self) -> int:
+        """How many rollouts the arm plans to spend; a search that refuses candidates spends less."""
+        if self.open_ended:
+            return self.budget
+        spent, weights_changed, searched, costs = 0, True, False, self.costs
+        for phase in self.phases():
+            if phase.kind == "weights":
+                spent += phase.amount * costs.step
+            else:
+                spent += phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
+                searched = True
+            weights_changed = phase.kind == "weights"
+        return spent
+
+
+def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:
+    """Whether the reward of a phase's last `window` steps lies below that of its first by more than noise, in words; ""
+    if not.
+
+    The noise is that of the tasks: `tasks` of them a step, each one draw, as if all of its episodes agreed.
+    """
+    if len(rewards) < 2 * window:
+        return ""
+    first, last = statistics.fmean(rewards[:window]), statistics.fmean(rewards[-window:])
+    noise = math.sqrt(2 * first * (1 - first) / (tasks * window))
+    if first - last <= COLLAPSE * noise:
+        return ""
+    return f"the reward has collapsed from {first:.3f} to {last:.3f}"
 
 
 def _shares(total: int, parts: int) -> list[int]:
     """`total` in `parts` whole parts that differ by at most one, none empty."""
     cuts = [round(total * i / parts) for i in range(parts + 1)]
     return [b - a for a, b in itertools.pairwise(cuts) if b > a]
-
-
-def planned_rollouts(phases: list[Phase], costs: Costs) -> int:
-    """How many rollouts the phases plan to spend; a search that refuses candidates spends less."""
-    spent, weights_changed, searched = 0, True, False
-    for phase in phases:
-        if phase.kind == "weights":
-            spent += phase.amount * costs.step
-            weights_changed = True
-        else:
-            spent += phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
-            weights_changed, searched = False, True
-    return spent

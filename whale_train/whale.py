@@ -9,7 +9,8 @@ a kill left it, so the same call goes on from anywhere to the same end. The test
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -21,9 +22,10 @@ from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.search import search, split_tasks
+from whale_train.policies.base import Policy
 from whale_train.policies.find import moved
 from whale_train.progress import Progress
-from whale_train.schedules import Costs, Phase, schedule
+from whale_train.schedules import ADAPTIVE_EPOCHS, Costs, Phase, Plan, collapsed
 
 #: What `run_arm` runs; a `TrainConfig` or `SearchConfig` is an arm with one phase.
 Experiment = RunConfig | TrainConfig | SearchConfig
@@ -31,7 +33,8 @@ Experiment = RunConfig | TrainConfig | SearchConfig
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Where an arm stands after a phase. `model` is its weights' folder within the arm's, None for the weights that
-    the run started from; `harness` and `weights` are hashes, `rollouts` what was spent so far."""
+    the run started from; `harness` and `weights` are hashes, `rollouts` what was spent so far. `why` says what ended
+    the phase before its planned end, if anything did."""
 
     phase: str
     cycle: int
@@ -40,6 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     harness: str
     weights: str
     model: str | None = None
+    why: str = ""
 
 
 def costs(config: Experiment, domain: Domain) -> Costs:
@@ -55,14 +59,19 @@ def costs(config: Experiment, domain: Domain) -> Costs:
     return Costs(step, (1 + confirmed) * tasks, (candidates + confirmed) * tasks, rescore)
 
 
-def phases(config: Experiment, arm: str, domain: Domain) -> list[Phase]:
-    """The phases of an arm of a run."""
+def plan_of(config: Experiment, arm: str, domain: Domain) -> Plan:
+    """What an arm of a run is to do."""
+    spend = costs(config, domain)
     if isinstance(config, SearchConfig):
-        return [Phase(1, "harness", config.rounds)]
-    steps = config.steps or max(1, round(config.epochs * len(domain.splits.weight) / config.prompts))
+        return Plan("harness-only", 0, config.rounds, 1, spend)
+    epoch = len(domain.splits.weight) / config.prompts
+    steps = config.steps or max(1, round(config.epochs * epoch))
+    window = max(1, round(ADAPTIVE_EPOCHS * epoch))
     if isinstance(config, TrainConfig):
-        return [Phase(1, "weights", steps)]
-    return schedule(arm, steps, config.rounds, config.cycles, costs(config, domain))
+        return Plan("weights-only", steps, 0, 1, spend, window=window)
+    name = config.schedule if arm == config.arms[0] else arm
+    limit, last = config.budget_rollouts, config.final_search
+    return Plan(name, steps, config.rounds, config.cycles, spend, limit, window, last)  # type: ignore[arg-type]
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
@@ -95,39 +104,79 @@ def harness_of(config: Experiment, folder: Path, snapshot: Snapshot) -> Harness:
 
 def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> None:
     """Run an arm to its end, from wherever it stands."""
-    # not above: they bring torch, which the process that only waits for its workers does without
+    # not above: it brings torch, which the process that only waits for its workers does without
     from whale_train.policies.load import load_policy
-    from whale_train.rsft.phase import weight_phase
 
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
-    proposer = load_proposer(config.proposer, domain, config.limits) if isinstance(config, SearchOptions) else None
-    done = snapshots(folder)
+    done, plan = snapshots(folder), plan_of(config, arm, domain)
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else config.start()
     if not done:
         done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
         _save(folder, done)
-    for number, phase in enumerate(phases(config, arm, domain), 1):
-        if number < len(done):
-            continue
-        model = done[-1].model
+    work = _Work(config, domain, folder, ledger, archive, progress, plan)
+    for phase in plan.rest(lambda: [(s.phase, s.rollouts) for s in done]):
+        model, why = done[-1].model, ""
         if phase.kind == "weights":
-            assert isinstance(config, WeightOptions)
-            out, start = folder / "weights" / f"{number:02d}", folder / model if model else None
-            last = weight_phase(policy, domain, harness, config, phase.amount, out, ledger, progress, phase.name, start)
-            model = str(last.relative_to(folder))
+            model, why, kept = work.weights(policy, harness, phase, len(done), model)
+            if not kept:
+                policy = load_policy(model_of(config, folder, done[-1]), domain.name)
         else:
-            assert isinstance(config, SearchOptions) and proposer is not None
-            # the run's seed in each phase: what was scored under the same weights before is not played again
-            search_settings = replace(config.search, rounds=phase.amount)
-            harness = search(
-                policy, domain, harness, search_settings, archive, proposer, ledger, progress, config.seed, phase.name
-            )
-        done.append(
-            Snapshot(phase.name, phase.cycle, phase.kind, ledger.rollouts(), harness.hash, policy.weights_hash, model)
-        )
+            harness, why = work.search(policy, harness, phase)
+        if why:
+            progress.say(f"{phase.name} ends: {why}")
+        spent, weights = ledger.rollouts(), policy.weights_hash
+        done.append(Snapshot(phase.name, phase.cycle, phase.kind, spent, harness.hash, weights, model, why))
         _save(folder, done)
+
+
+@dataclass
+class _Work:
+    """What the phases of an arm share."""
+
+    config: Experiment
+    domain: Domain
+    folder: Path
+    ledger: Ledger
+    archive: Archive
+    progress: Progress
+    plan: Plan
+
+    def weights(
+        self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None
+    ) -> tuple[str | None, str, bool]:
+        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early, whether they
+        are kept). Weights whose reward has collapsed are not, and those of `model` go on."""
+        from whale_train.rsft.phase import weight_phase
+
+        config, out = self.config, self.folder / "weights" / f"{number:02d}"
+        assert isinstance(config, WeightOptions)
+        start = self.folder / model if model else None
+
+        def collapse(rewards: Sequence[float]) -> str:
+            return collapsed(rewards, self.plan.window, config.prompts)
+
+        last, rewards = weight_phase(
+            policy, self.domain, harness, config, phase.amount, out, self.ledger, self.progress, phase.name, start,
+            lambda rewards: collapse(rewards) or phase.over(rewards),
+        )  # fmt: skip
+        if why := collapse(rewards):
+            return model, f"{why}; back to the weights that it began with", False
+        return str(last.relative_to(self.folder)), phase.over(rewards), True
+
+    def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, str]:
+        """A harness phase: (the accepted harness, why it ended early)."""
+        config = self.config
+        assert isinstance(config, SearchOptions)
+        # the run's seed in each phase: what was scored under the same weights before is not played again
+        settings = replace(config.search, rounds=phase.amount)
+        proposer = load_proposer(config.proposer, self.domain, config.limits)
+        found = search(
+            policy, self.domain, harness, settings, self.archive, proposer, self.ledger, self.progress, config.seed,
+            phase.name, phase.over,
+        )  # fmt: skip
+        return found, phase.over([r.accepted_mean for r in self.archive.rounds if r.phase == phase.name])
 
 
 def _save(folder: Path, done: list[Snapshot]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,18 +105,20 @@ def search(
     progress: Progress,
     seed: int,
     key: str,
+    over: Callable[[Sequence[float]], str] = lambda means: "",
 ) -> Harness:
     """One harness phase: from the accepted harness to the next.
 
     `key` names the phase in ledger and archive ("cycle 1 search") and is unique in a run; `seed` decides sampling and
-    proposals. Returns `accepted` itself when nothing better was found, otherwise an untrusted harness. Raises
-    `UserError` for a policy that answers nothing and for what a proposer cannot work without (a key, say).
+    proposals. The phase ends before all rounds are played where `over` says why, of the accepted harness's mean after
+    each of those so far. Returns `accepted` itself when nothing better was found, otherwise an untrusted harness.
+    Raises `UserError` for a policy that answers nothing and for what a proposer cannot work without (a key, say).
     """
     tasks, _ = split_tasks(domain.splits.harness, config.shadow, config.tasks)
     phase = Phase(key, ScoreKey(policy.weights_hash, tasks.hash, seed), config.edits)
     done = [r for r in archive.rounds if r.phase == key]
-    now = done[-1].accepted if done else accepted.hash
-    if len(done) < config.rounds or not done:
+    now, means = done[-1].accepted if done else accepted.hash, [r.accepted_mean for r in done]
+    if not done or (len(done) < config.rounds and not over(means)):
         null = NullTest(domain, tasks, seed, accepted)
         work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks, null)
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
@@ -126,6 +129,9 @@ def search(
         null.recorded = archive.episodes(accepted.hash, phase.score_key)
         for number in range(len(done) + 1, config.rounds + 1):
             now = work.round(number, now)
+            means.append(archive.rounds[-1].accepted_mean)
+            if over(means):
+                break
     return accepted if now == accepted.hash else archive.harness(now)
 
 

@@ -34,11 +34,22 @@ def latest(out: Path) -> Path | None:
 
 def steps_done(folder: Path) -> int:
     """How many steps led to a checkpoint; `UserError` when the folder is none."""
+    return int(_state(folder)["global_step"])
+
+
+def rewards(folder: Path, after: int) -> list[float]:
+    """The mean reward of each step that led to a checkpoint, from the one that came after so many; `UserError` when the
+    folder is none."""
+    logs = _state(folder)["log_history"]
+    return [log["reward"] for log in logs if "reward" in log and log["step"] > after]
+
+
+def _state(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = msgspec.json.decode((folder / TRAINER_STATE_NAME).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{folder} is no checkpoint: expected {TRAINER_STATE_NAME} in it ({error})") from None
-    return int(state["global_step"])
+    return state
 
 
 def claim(out: Path, identity: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ A step is committed by one rename, that of its checkpoint. What it writes before
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from whale_train.rsft import checkpoint
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.trainer import RSFTTrainer
 
+#: Says why a phase ends after steps with these rewards; "" when it goes on.
+Over = Callable[[Sequence[float]], str]
+
 
 def weight_phase(
     policy: Policy,
@@ -38,8 +41,11 @@ def weight_phase(
     progress: Progress,
     key: str,
     start: Path | None = None,
-) -> Path:
-    """Train `policy` in place for `steps` steps; returns the final checkpoint, a Hugging Face model directory.
+    over: Over = lambda rewards: "",
+) -> tuple[Path, list[float]]:
+    """Train `policy` in place for `steps` steps, fewer where the rewards of those so far are `over`.
+
+    Returns the final checkpoint, a Hugging Face model directory, and the mean reward of each step.
 
     Killed anywhere and called again in the same way, it goes on and ends with the same weights, bit for bit; called
     with more steps, it adds them. `out` is its folder; `key` begins its lines in the ledger and names it to people.
@@ -57,6 +63,8 @@ def weight_phase(
         raise UserError(f"policy {policy.name} has its weights elsewhere, and they cannot be trained: use hf:<dir>")
     before = checkpoint.steps_done(start) if start else 0
     last = checkpoint.latest(out) or start
+    if last and over(checkpoint.rewards(last, before)):  # it had ended before it was killed
+        steps = checkpoint.steps_done(last) - before
     cpu = model.device.type == "cpu"
     args = RSFTConfig(
         output_dir=str(out),
@@ -76,7 +84,7 @@ def weight_phase(
         disable_tqdm=True,
     )
     with _no_progress_bars():
-        watch = _Watch(ledger, progress, key, before, steps, options.prompts * options.group)
+        watch = _Watch(ledger, progress, key, before, steps, options.prompts * options.group, over)
         trainer = RSFTTrainer(model, domain, harness, args, policy.tokenizer, callbacks=[watch], policy=policy)
         trainer.remove_callback(PrinterCallback)
         trainer.progress = progress
@@ -86,15 +94,17 @@ def weight_phase(
             trainer.close()
     last = checkpoint.latest(out)
     assert last is not None
-    return last
+    return last, checkpoint.rewards(last, before)
 
 
 class _Watch(TrainerCallback):
     """Tells people and the ledger what a phase does. It began after `before` steps of earlier phases."""
 
-    def __init__(self, ledger: Ledger, progress: Progress, key: str, before: int, steps: int, episodes: int) -> None:
+    def __init__(
+        self, ledger: Ledger, progress: Progress, key: str, before: int, steps: int, episodes: int, over: Over
+    ) -> None:
         self._ledger, self._progress, self._key = ledger, progress, key
-        self._before, self._steps, self._episodes = before, steps, episodes
+        self._before, self._steps, self._episodes, self._over = before, steps, episodes, over
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -130,9 +140,11 @@ class _Watch(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A step is done."""
-        logs = next(logs for logs in reversed(state.log_history) if "reward" in logs)
-        self._progress.score(logs["reward"])
-        self._progress.say(_line(self._name(state.global_step), logs))
+        steps = [logs for logs in state.log_history if "reward" in logs and logs["step"] > self._before]
+        self._progress.score(steps[-1]["reward"])
+        self._progress.say(_line(self._name(state.global_step), steps[-1]))
+        if self._over([logs["reward"] for logs in steps]):
+            control.should_training_stop = True
 
     def _name(self, step: int) -> str:
         return f"{self._key} step {step - self._before}/{self._steps}"
