@@ -55,6 +55,8 @@ class OpenAIPolicy(Policy):
     that it does not know.
     """
 
+    _path = "/chat/completions"
+
     def __init__(
         self,
         model: str,
@@ -88,7 +90,7 @@ class OpenAIPolicy(Policy):
     def _answer(self, request: Request, closed: threading.Event) -> Reply | PolicyError:
         """What becomes of a request; called in many threads."""
         try:
-            body = write_request(request, self._endpoint.model, self.sampling, self._engine)
+            body = self._write(request)
         except ValueError as error:
             return PolicyError(str(error))
         try:
@@ -109,14 +111,22 @@ class OpenAIPolicy(Policy):
         def send() -> Reply:
             self._quiet.wait(closed)
             try:
-                response = self._client.post("/chat/completions", cast_to=response_type(), body=body)
+                response = self._client.post(self._path, cast_to=response_type(), body=body)
             except self._sdk.RateLimitError as error:
                 self._quiet.keep(min(retry_after(error.response), self._patience.max_wait))
                 raise
-            return read_reply(response.content, request.ask.stop, self._engine, self._price)
+            return self._read(response.content, request)
 
         reply: Reply = asked(self._endpoint, self._sdk, send, self._patience, closed.wait)
         return reply
+
+    def _write(self, request: Request) -> dict[str, Any]:
+        """The body that is sent for a request. Raises `ValueError` for what the endpoint cannot be asked."""
+        return write_request(request, self._endpoint.model, self.sampling, self._engine)
+
+    def _read(self, body: bytes, request: Request) -> Reply:
+        """The reply in an answer. Raises `ValueError` for a body that is no answer, and `Refused`."""
+        return read_reply(body, request.ask.stop, self._engine, self._price)
 
     def _failed(self, error: ServiceError | Refused) -> PolicyError:
         """The error of a request. Raises `UserError` when too many have been given up in a row."""

@@ -22,7 +22,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from whale_envs.errors import UserError
 from whale_envs.prompts import Prompts
@@ -82,12 +82,7 @@ class VLLMPolicy(Engine):
                 "from the model that it trains"
             )
         self.name, self.sampling = name, sampling or Sampling()
-        with _opening(where):
-            self.folder = Path(where) if Path(where).is_dir() else Path(snapshot_download(where, allow_patterns=FILES))
-            self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
-            named = (self.folder / "generation_config.json").exists()
-            generation = GenerationConfig.from_pretrained(self.folder) if named else None
-        self.prompts = Prompts(self.tokenizer, end_tokens(generation, self.tokenizer))
+        self.folder, self.tokenizer, self.prompts = read_model(where)
         while _last:
             _last.pop()()
         with _opening(where):
@@ -108,12 +103,8 @@ class VLLMPolicy(Engine):
     def weights_hash(self) -> str:
         """12 hex digits of a hash of the weights, as the engine has them, and the sampling."""
         if self._hash is None:
-            self._hash = self._hash_of(_tensors(self.folder))
+            self._hash = hash_weights(_tensors(self.folder), self._engine.model_config.dtype, self.sampling)
         return self._hash
-
-    def _hash_of(self, weights: Iterable[Tensor]) -> str:
-        decisive = f"{hash_contents(weights, self._engine.model_config.dtype)} {self.sampling}"
-        return hashlib.sha256(decisive.encode()).hexdigest()[:12]
 
     @property
     def bits(self) -> int:
@@ -127,7 +118,7 @@ class VLLMPolicy(Engine):
         with self._calls():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
             self._engine.reset_prefix_cache()
-        self._hash = self._hash_of(weights.values())
+        self._hash = hash_weights(weights.values(), self._engine.model_config.dtype, self.sampling)
 
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `Engine.logprobs`."""
@@ -278,16 +269,26 @@ class VLLMSampler(Sampler):
             self._open = {}
 
 
-def hash_contents(weights: Iterable[Tensor], dtype: torch.dtype) -> str:
-    """A hash of what weights hold in a type: names are left out, since a tensor that is tied to another goes by one
-    name or two, and so are repetitions."""
+def read_model(where: str) -> tuple[Path, PreTrainedTokenizerBase, Prompts]:
+    """The folder of a model in a folder or on the hub, its tokenizer, and its prompts. Raises `UserError`."""
+    with _opening(where):
+        folder = Path(where) if Path(where).is_dir() else Path(snapshot_download(where, allow_patterns=FILES))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        named = (folder / "generation_config.json").exists()
+        generation = GenerationConfig.from_pretrained(folder) if named else None
+    return folder, tokenizer, Prompts(tokenizer, end_tokens(generation, tokenizer))
+
+
+def hash_weights(weights: Iterable[Tensor], dtype: torch.dtype, sampling: Sampling) -> str:
+    """12 hex digits of a hash of what weights hold in a type, and the sampling: names are left out, since a tensor that
+    is tied to another goes by one name or two, and so are repetitions."""
     found = set()
     for tensor in weights:
         data = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
         digest = hashlib.sha256(f"{tuple(data.shape)}".encode())
         digest.update(data.flatten().view(torch.uint8).numpy().data)
         found.add(digest.digest())
-    return hashlib.sha256(b"".join(sorted(found))).hexdigest()
+    return hashlib.sha256(b"".join(sorted(found)) + str(sampling).encode()).hexdigest()[:12]
 
 
 def _tensors(folder: Path) -> Iterator[Tensor]:
