@@ -102,13 +102,10 @@ def _spent(run: Run) -> str:
         f"Finished in {_time(seconds)}." if seconds is not None else "Not finished yet: this is what there is so far."
     )
     shadow = run.result.get("shadow")
-    return state + (f" On shadow tasks, which no proposer saw: {_shadow(shadow)}." if shadow is not None else "")
-
-
-def _shadow(shadow: object) -> str:
-    if isinstance(shadow, dict):
-        return ", ".join(f"{name} {_percent(x)}" for name, x in shadow.items() if isinstance(x, float))
-    return _percent(shadow) if isinstance(shadow, int | float) else str(shadow)
+    if shadow is None:
+        return state
+    before, after = _percent(shadow["initial"]["mean@1"]), _percent(shadow["mean@1"])
+    return f"{state} On shadow tasks, which no proposer saw: {before} at the start, {after} with the accepted harness."
 
 
 def _scores(run: Run, k: int) -> Iterable[str]:

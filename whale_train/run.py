@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from whale_envs import sandbox
+from whale_envs import Harness, sandbox
 from whale_envs.episode import write_atomic
 from whale_envs.errors import UserError
 from whale_train.config import SearchConfig
@@ -69,9 +69,8 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
         "seconds": round(time.time() - began, 1),
     }
     if shadow is not None:
-        half = 1.96 * shadow.se
-        ci95 = [max(0.0, shadow.mean - half), min(1.0, shadow.mean + half)]
-        result["shadow"] = {"mean@1": shadow.mean, "ci95": ci95, "tasks": shadow.n}
+        before, after = shadow
+        result["shadow"] = {**_mean(after), "tasks": after.n, "initial": _mean(before)}
         archive = Archive(_arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
         last = archive.rounds[-1]
         result["search"] = {"mean@1": last.accepted_mean, "optimism": last.optimism, "confirmed": last.confirmed}
@@ -79,10 +78,15 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
     write_report(folder.path)
 
 
-def _run_arms(config: Experiment, folder: Path, workers: Pool) -> Score | None:
-    """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow score."""
+def _mean(score: Score) -> dict[str, Any]:
+    half = 1.96 * score.se
+    return {"mean@1": score.mean, "ci95": [max(0.0, score.mean - half), min(1.0, score.mean + half)]}
+
+
+def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Score, Score] | None:
+    """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow scores."""
     progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in config.arms}
-    shadow: list[Score] = []
+    shadow: list[tuple[Score, Score]] = []
     with Display(list(config.arms)) as display:
         asked: set[str] = set()
         for arm in config.arms:
@@ -155,16 +159,19 @@ def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     )
 
 
-def _shadow(config: SearchConfig) -> Score:
-    """A worker's job: the accepted harness of a search on the tasks that no proposer sees."""
+def _shadow(config: SearchConfig) -> tuple[Score, Score]:
+    """A worker's job: the first and the accepted harness of a search on the tasks that no proposer sees."""
     (arm,) = config.arms
     folder = _arm_folder(config.folder, arm)
     last = snapshots(folder)[-1]
     domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
-    policy, harness = _policy(model_of(config, folder, last), config), harness_of(config, folder, last)
-    progress = FileProgress(folder / "progress.json")
-    share, seed = config.search.shadow, config.seed
-    return score_shadow(policy, domain, harness, share, seed, ledger, progress, last.phase, config.folder / "shadow")
+    policy, progress = _policy(model_of(config, folder, last), config), FileProgress(folder / "progress.json")
+
+    def score(harness: Harness) -> Score:
+        share, seed, out = config.search.shadow, config.seed, config.folder / "shadow"
+        return score_shadow(policy, domain, harness, share, seed, ledger, progress, last.phase, out)
+
+    return score(config.start()), score(harness_of(config, folder, last))
 
 
 def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
