@@ -35,7 +35,7 @@ def whole_weights(model: Model) -> dict[str, Tensor]:
 def merged_weights(model: Model) -> dict[str, Tensor]:
     """The whole weights under the names that the model has without PEFT, which is added to a copy of them."""
     if isinstance(model, PeftModel):
-        return whole_weights(copy.deepcopy(model).merge_and_unload())  # type: ignore[operator]
+        return whole_weights(copy.deepcopy(model).merge_and_unload())
     return whole_weights(model)
 
 
