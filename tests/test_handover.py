@@ -18,7 +18,7 @@ from whale_train import RSFTTrainer
 from whale_train.policies.base import Engine
 from whale_train.policies.transformers import TransformersPolicy, hash_weights
 from whale_train.rsft import checkpoint
-from whale_train.rsft.handover import PROBES, TOLERANCE, Handover, score
+from whale_train.rsft.handover import Handover, score
 
 
 class Apart(Engine):
@@ -157,4 +157,6 @@ def test_scores_are_the_models_log_probabilities() -> None:
     with torch.no_grad():
         logits = model.eval()(torch.tensor([row])).logits[0].log_softmax(-1)
     assert found == pytest.approx([float(logits[at, token]) for at, token in enumerate(row[1:])])
-    assert model.train() and len(PROBES) * 40 > 100 and TOLERANCE[32] < TOLERANCE[16]
+    model.train()
+    score(model, [row])
+    assert model.training

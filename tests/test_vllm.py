@@ -29,6 +29,7 @@ from whale_train.tiny import MODELS
 
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.timeout(900),  # of which a loaded machine takes most to import vLLM
     pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),  # vLLM's, of messages
 ]
 
@@ -262,7 +263,7 @@ def whale(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [str(Path(sys.executable).with_name("whale")), *arguments, "--out", str(folder)],
-        env=env, capture_output=True, text=True, timeout=280,
+        env=env, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from whale_train.policies.vllm_server import VLLMServerPolicy
 from whale_train.rsft.handover import Handover, score
 from whale_train.tiny import MODELS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 MATH = str(MODELS / "math")
 GREEDY = Sampling(temperature=0)
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             env={**os.environ, **settings}, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        until = time.monotonic() + 280
+        until = time.monotonic() + 800
         while "Application startup complete" not in log.read_text():
             assert server.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
             time.sleep(0.5)

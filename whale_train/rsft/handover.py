@@ -18,7 +18,8 @@ from whale_train.policies.base import Engine
 from whale_train.rsft.weights import Model, merged_weights
 
 #: The most by which the two may differ in a token's log-probability, on average, by the bits that they compute with.
-TOLERANCE = {32: 1e-3, 16: 0.05}
+#: Seen between transformers and vLLM on the bundled models, on a CPU: 2e-6 in float32, 0.03 to 0.04 in bfloat16.
+TOLERANCE = {32: 1e-3, 16: 0.1}
 #: Tokens of each probe.
 LENGTH = 48
 PROBES = (
