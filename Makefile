@@ -49,7 +49,7 @@ test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm and not hub and not gpu" $(ARGS)
 
 test-vllm: setup-vllm
-	$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
+	$(VLLM)/bin/python -m pytest -m vllm tests/test_vllm*.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
