@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from pathlib import Path
 
@@ -114,6 +116,62 @@ def test_a_broken_archive_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "archive.json").write_text("{")
     assert cli.main(["archive", str(tmp_path)]) == 2
     assert "archive.json is damaged" in capsys.readouterr().err
+
+
+def spoil(archive: Path, hash: str, how: str) -> None:
+    """Damage an archive in one way."""
+    index, files = archive / "archive.json", archive / "candidates" / hash
+    candidates = json.loads(index.read_bytes())
+    if how == "a score under no key":
+        index.write_text(index.read_text().replace('"w-', '"x'))
+    elif how == "a folder for an index":
+        index.unlink()
+        index.mkdir()
+    elif how == "a circle":
+        for candidate in candidates["candidates"]:
+            candidate["parents"] = [next(c["hash"] for c in candidates["candidates"] if c is not candidate)]
+        index.write_text(json.dumps(candidates))
+    elif how == "no candidates":
+        index.write_text('{"domain":"search-qa"}')
+    elif how == "no outcomes":
+        (files / "outcomes.jsonl").write_bytes(b"")
+    elif how == "no source":
+        (files / "harness.py").unlink()
+    elif how == "a source in no encoding":
+        (files / "harness.py").write_bytes(b"\xff\xfe\x00junk")
+
+
+@pytest.mark.parametrize(
+    ("how", "command", "code", "says"),
+    [
+        ("a score under no key", "archive", 2, "expected WEIGHTS-DATA-SEED"),
+        ("a folder for an index", "archive", 2, "archive.json is damaged (Is a directory): put back a copy of it"),
+        ("a circle", "archive", 0, "2 harnesses, 0 refused"),
+        ("no candidates", "archive", 0, "0 harnesses"),
+        ("no candidates", "diff", 2, "no archive has one harness"),
+        ("no outcomes", "diff", 0, "outcomes are missing"),
+        ("no source", "diff", 2, "harness.py cannot be read (No such file or directory)"),
+        ("a source in no encoding", "diff", 2, "harness.py cannot be read ('utf-8' codec"),
+    ],
+)
+def test_a_damaged_archive_is_shown_as_far_as_it_goes_or_said_in_one_line(
+    how: str, command: str, code: int, says: str, played: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(played.folder, tmp_path / "spoilt")
+    a, b = (c.hash for c in played.candidates)
+    spoil(tmp_path / "spoilt", b, how)
+    assert cli.main([command, str(tmp_path / "spoilt"), *([a, b] if command == "diff" else [])]) == code
+    out, err = capsys.readouterr()
+    assert says in " ".join((err or out).split()) and len(err.splitlines()) == (code != 0)
+    if how == "a circle":
+        assert all(h in out for h in (a, b))
+
+
+def test_two_harnesses_that_solve_the_same_are_said_to(played: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    hash = played.candidates[0].hash
+    assert f"{hash} 33.3 %, {hash} 33.3 % on 6 tasks: no task differs" in said(
+        capsys, "diff", played.folder, hash, hash
+    )
 
 
 def test_a_draft_that_a_search_is_writing_stays_when_somebody_looks(played: Archive) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
@@ -18,6 +18,8 @@ from whale_envs.harness.helpers import Message, ReplyView
 T = TypeVar("T")
 #: What the decoder says of bytes that are not what they should be.
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+#: What helps where a file is made again.
+_REMEDY = "remove the file, and the same command goes on without it"
 
 FinishReason = Literal["stop", "length"]
 
@@ -204,7 +206,7 @@ def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """What was written as JSON lines, unpacked where the name ends in .zst. Raises `UserError` that names a line which
     was cut or changed since."""
     decoder = msgspec.json.Decoder(kind)
-    with _unpacked(path) if path.suffix == ".zst" else path.open("rb") as lines:
+    with _unpacked(path) if path.suffix == ".zst" else _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield decoder.decode(line)
@@ -216,20 +218,29 @@ def _unpacked(path: Path) -> BytesIO:
     """What a file of one frame of zstandard holds, whose length and checksum the frame states."""
     try:
         return BytesIO(ZstdDecompressor().decompress(path.read_bytes(), allow_extra_data=False))
-    except ZstdError as error:
+    except (ZstdError, IsADirectoryError) as error:
         raise _damaged(str(path), error) from None
 
 
-def read_json(path: Path, kind: type[T]) -> T:
-    """What `write_atomic` wrote as JSON. Raises `UserError` for a file that was cut or changed since."""
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except IsADirectoryError as error:
+        raise _damaged(str(path), error) from None
+
+
+def read_json(path: Path, kind: type[T], remedy: str = _REMEDY) -> T:
+    """What `write_atomic` wrote as JSON. Raises `UserError` for a file that was cut or changed since, which says what
+    is to be done: `remedy`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except _MALFORMED as error:
-        raise _damaged(str(path), error) from None
+    except (*_MALFORMED, IsADirectoryError) as error:
+        raise _damaged(str(path), error, remedy) from None
 
 
-def _damaged(place: str, error: Exception) -> UserError:
-    return UserError(f"{place} is damaged ({error}): remove the file, and the same command goes on without it")
+def _damaged(place: str, error: Exception, remedy: str = _REMEDY) -> UserError:
+    why = error.strerror if isinstance(error, OSError) else error
+    return UserError(f"{place} is damaged ({why}): {remedy}")
 
 
 def write_atomic(path: Path, data: bytes) -> None:

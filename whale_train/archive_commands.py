@@ -53,7 +53,7 @@ def compare(run: Path, one: str, other: str) -> int:
     console.print(Syntax(diff or "the same source", "diff", background_color="default", word_wrap=True))
     for key in [key for key in a.scores if key in b.scores]:
         console.print(f"\nunder {key} (weights-data-seed)", highlight=False)
-        console.print(_outcomes(archive, a, b, key))
+        console.print(_outcomes(archive, a, b, key), highlight=False)
     if not a.scores.keys() & b.scores.keys():
         console.print("never scored under the same weights, data and seed: there are no tasks to compare")
     return 0
@@ -102,14 +102,15 @@ def _frontier(archive: Archive) -> Iterator[Text]:
 
 def _lineage(archive: Archive) -> Iterator[Text]:
     """A line for each candidate, under the first of its parents and further in than that, the oldest first."""
-    children: dict[str, list[Candidate]] = {}
-    for candidate in archive.candidates:
-        parent = candidate.parents[0] if candidate.parents and candidate.parents[0] in archive else ""
-        children.setdefault(parent, []).append(candidate)
+    children: dict[str, list[Candidate]] = {"": []}
+    for candidate in archive.candidates:  # a parent is older than its children: no circle comes of a damaged index
+        parent = candidate.parents[0] if candidate.parents and candidate.parents[0] in children else ""
+        children[parent].append(candidate)
+        children[candidate.hash] = []
     waiting = [(candidate, 0) for candidate in reversed(children[""])]
     while waiting:
         candidate, depth = waiting.pop()
-        waiting += [(child, depth + 1) for child in reversed(children.get(candidate.hash, []))]
+        waiting += [(child, depth + 1) for child in reversed(children[candidate.hash])]
         yield Text("  " * min(depth, DEEPEST), no_wrap=True, overflow="ellipsis").append(_line(archive, candidate))
 
 
@@ -133,16 +134,22 @@ def _line(archive: Archive, candidate: Candidate) -> Text:
     return line
 
 
-def _outcomes(archive: Archive, a: Candidate, b: Candidate, key: str) -> Table:
-    """Tasks won and lost by `b` against `a`, with the verdicts' reasons."""
+def _outcomes(archive: Archive, a: Candidate, b: Candidate, key: str) -> Table | str:
+    """Tasks won and lost by `b` against `a`, with the verdicts' reasons; a line where there are none."""
     before, after = archive.outcomes(a.hash, key), archive.outcomes(b.hash, key)
+    for candidate, found in ((a, before), (b, after)):
+        if len(found) < (count := candidate.scores[key].n):
+            path = archive.files(candidate.hash) / "outcomes.jsonl"
+            return f"outcomes are missing: {path} has {len(found)} of {count} tasks under this key"
     shared = [task for task in before if task in after]
     won = [t for t in shared if after[t].score > before[t].score]
     lost = [t for t in shared if after[t].score < before[t].score]
+    means = f"{a.hash} {_mean(before)}, {b.hash} {_mean(after)} on {len(shared)} tasks"
+    if not won and not lost:
+        return f"{means}: no task differs"
     chance = sign_test(after, before)
     table = Table(
-        title=f"{a.hash} {_mean(before)}, {b.hash} {_mean(after)} on {len(shared)} tasks: "
-        f"{len(won)} won, {len(lost)} lost (sign test p = {chance:.3g})",
+        title=f"{means}: {len(won)} won, {len(lost)} lost (sign test p = {chance:.3g})",
         title_justify="left",
     )
     for head in ("", "episode", f"under {a.hash}", f"under {b.hash}"):

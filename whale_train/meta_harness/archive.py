@@ -40,6 +40,8 @@ from whale_train.rollout import episode_seed
 Edits = Literal["all", "prompt-only"]
 #: A candidate's file of raw episodes.
 EPISODES = "episodes.jsonl.zst"
+#: What helps when a file is damaged that nothing else in the archive can stand in for.
+_REMEDY = "put back a copy of it, or search in another folder (without it the archive is lost)"
 
 
 class ScoreKey(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ class ScoreKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def named(cls, name: str) -> ScoreKey:
-        """The key that is written like this."""
+        """The key that is written like this. Raises `ValueError` for what is none."""
         weights, data, seed = name.rsplit("-", 2)
         return cls(weights, data, int(seed))
 
@@ -101,6 +103,13 @@ class Candidate(msgspec.Struct):
     born: str
     gate: str = ""
     scores: dict[str, Score] = {}
+
+    def __post_init__(self) -> None:
+        for name in self.scores:
+            try:
+                ScoreKey.named(name)
+            except ValueError:
+                raise ValueError(f"a score under {name!r}, expected WEIGHTS-DATA-SEED") from None
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -163,7 +172,7 @@ class Archive:
         self._index = _Index(domain)
         self.rounds: list[Round] = []
         if (folder / "archive.json").exists():
-            self._index = read_json(folder / "archive.json", _Index)
+            self._index = _read_index(folder)
         if (folder / "rounds.jsonl").exists():
             self.rounds = list(read_json_lines(folder / "rounds.jsonl", Round))
         if self._index.domain != domain:
@@ -206,8 +215,13 @@ class Archive:
         return self.folder / "candidates" / hash
 
     def source(self, hash: str) -> str:
-        """The source of one candidate."""
-        return (self.files(hash) / "harness.py").read_text()
+        """The source of one candidate. Raises `UserError` where its file is gone or is no text."""
+        path = self.files(hash) / "harness.py"
+        try:
+            return path.read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{path} cannot be read ({why}): {_REMEDY}") from None
 
     def harness(self, hash: str) -> Harness:
         """A candidate as a harness, not trusted: it runs jailed, whoever wrote it."""
@@ -358,7 +372,11 @@ class Archive:
 
 def read_archive(folder: Path) -> Archive:
     """The archive in a folder, of whatever domain. Raises `UserError` for one that is broken."""
-    return Archive(folder, read_json(folder / "archive.json", _Index).domain)
+    return Archive(folder, _read_index(folder).domain)
+
+
+def _read_index(folder: Path) -> _Index:
+    return read_json(folder / "archive.json", _Index, _REMEDY)
 
 
 def last_rounds(rounds: Iterable[Round]) -> list[Round]:
