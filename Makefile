@@ -24,6 +24,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no venv module: on Debian, apt-get install python3-venv"; exit 2; }
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV): some minutes, about 2 GB"
 ifeq ($(shell uname -s)/$(GPU),Linux/)
 	@$(BIN)/pip install --quiet --constraint constraints.txt "torch==$(TORCH)+cpu" 2>/dev/null || \
 	  $(BIN)/pip install --quiet "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu

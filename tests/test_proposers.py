@@ -76,6 +76,26 @@ def test_one_from_outside_plugs_in_by_module_and_attribute(tmp_path: Path) -> No
     assert archive.rounds[1].tried == archive.rounds[1].tried[:2] and all(t.gate for t in archive.rounds[1].tried)
 
 
+class Clumsy(Mine):
+    """Fails in its own way the first time, and hands in what is no proposal the second."""
+
+    def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
+        self.times = getattr(self, "times", 0) + 1
+        if self.times == 1:
+            raise KeyError("nothing there")
+        return [17] if self.times == 2 else super().propose(archive, count, seed)  # type: ignore[list-item]
+
+
+def test_what_goes_wrong_in_one_from_outside_is_a_failure_after_which_it_is_asked_again(tmp_path: Path) -> None:
+    proposer = load_proposer("test_proposers:Clumsy", DOMAIN)
+    archive = Archive(tmp_path, DOMAIN.name)
+    with pytest.raises(ProposerError, match="KeyError: 'nothing there'"):
+        proposer.propose(archive, 1, 0)
+    with pytest.raises(ProposerError, match="it handed in 17: expected"):
+        proposer.propose(archive, 1, 0)
+    assert [p.source for p in proposer.propose(archive, 1, 0)] == [POLITE]
+
+
 def test_the_caps_of_a_conversation_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
     argv = [

@@ -65,6 +65,14 @@ def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape,
     assert limit - past[-1][1] < sum(dataclasses.astuple(shape["costs"]))
 
 
+@settings(deadline=None)
+@given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 100_000))
+def test_no_arm_plans_more_than_its_cap_and_each_does_something(shape, name, more):
+    plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
+    assert plan.rollouts() <= plan.limit or shape["costs"].rescore
+    assert next(plan.rest(lambda: [("start", 0)]))
+
+
 def played(plan, past):
     """The phases to come as they are played, whole ones; `past` is kept."""
     past = list(past)

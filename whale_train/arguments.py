@@ -25,7 +25,7 @@ from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, in
 class ReportConfig:
     """Write report.html and report.png from a run folder."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A folder that `whale run`, train or search made."""
     out: Path | None = None
     """Where to write; by default into the run folder."""
@@ -35,7 +35,7 @@ class ReportConfig:
 class ArchiveConfig:
     """Show the harnesses that a search has tried: who was made from whom, scores, hypotheses, why some were refused."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, or an archive in it (arms/ARM/archive)."""
 
 
@@ -43,11 +43,11 @@ class ArchiveConfig:
 class DiffConfig:
     """Compare two harnesses of an archive: the change of the code, and the tasks that one solves and the other not."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, or an archive in it (arms/ARM/archive)."""
-    a: Annotated[str, tyro.conf.Positional]
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """A harness: its hash, or the beginning of it."""
-    b: Annotated[str, tyro.conf.Positional]
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     """The other one."""
 
 
@@ -55,9 +55,9 @@ class DiffConfig:
 class EpisodeConfig:
     """Print an episode as a person reads it: what the model was shown and said, the answer, the verdict."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, or an archive in it (arms/ARM/archive)."""
-    id: Annotated[str, tyro.conf.Positional]
+    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
     """HARNESS/TASK as `whale diff` lists them, or TASK alone for every harness that played it."""
 
 
@@ -73,9 +73,9 @@ class DoctorConfig:
 class DataConfig:
     """Make a folder for --dataset of the other commands, from the hub or from files: `whale data prepare DOMAIN`."""
 
-    action: Annotated[Literal["prepare"], tyro.conf.Positional]
+    action: Annotated[Literal["prepare"], tyro.conf.Positional, tyro.conf.arg(metavar="prepare")]
     """What to do with data."""
-    domain: Annotated[str, tyro.conf.Positional]
+    domain: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DOMAIN")]
     """search-qa, math or chess."""
     source: str
     """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file or folder of your own."""

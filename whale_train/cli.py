@@ -32,12 +32,14 @@ class Stopped(KeyboardInterrupt):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
         with _heeding():
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(argv)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
-        return _fail("stopped; the same command goes on from here", 128 + number)
+        serves = argv[:1] == ["serve-retrieval"]
+        return _fail("stopped" if serves else "stopped; the same command goes on from here", 128 + number)
 
 
 def _run(argv: Sequence[str]) -> int:

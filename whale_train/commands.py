@@ -5,6 +5,7 @@ What can be said without torch is said before it is loaded: a harness that is no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ def look_at(config: Job) -> None:
     if config.unsafe:
         sandbox.allow_unsafe()
     config.check()
+    if sys.stderr.isatty():
+        print(f"whale {config.kind}: {config.folder}; loading torch and the model ...", file=sys.stderr, flush=True)
 
 
 @contextmanager

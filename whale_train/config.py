@@ -47,7 +47,7 @@ class Job:
     """How answers are scored, in place of the domain's own way: f1, sub-em or judge:PROVIDER:MODEL for search-qa (the
     last asks a model, which costs), math-verify for math."""
     harness: str = "h0"
-    """The harness to start from: h0, strong, or a path to a .py file (which runs jailed)."""
+    """The harness that is played, or that a search starts from: h0, strong, or a path to a .py file (runs jailed)."""
     policy: str = "tiny"
     """The model: tiny (bundled); hf:DIR, a causal language model in a folder or on the hub; vllm:DIR, the same sampled
     by vLLM in this process (vllm:DIR@0.5 with half of the GPU's memory; 0.3 otherwise); or, where nothing is trained,
@@ -258,7 +258,7 @@ class RunConfig(WeightOptions, SearchOptions):
     """The most rollouts that each arm may spend; by default what the cycles of the fixed schedule plan. With it, fixed
     goes on for as many cycles as there is room for."""
     final_search: bool = True
-    """Keep rollouts back for a search after the last training, where the budget decides which that is."""
+    """A search follows the last training: rollouts are kept back for it where the budget decides which that is."""
     rescore: int = 0
     """How many of the best old harnesses each harness phase scores again under the new weights, before its rounds."""
 
@@ -271,11 +271,14 @@ class RunConfig(WeightOptions, SearchOptions):
     def check(self) -> None:
         """See `Job.check`."""
         super().check()
-        step, search = self.prompts * self.group, (self.candidates + 1) * self.tasks
-        if self.budget_rollouts is not None and self.budget_rollouts < step + search:
+        from whale_train.whale import plan_of
+
+        domain = self.load_domain()
+        least = max(plan_of(self, arm, domain).least for arm in self.arms)
+        if self.budget_rollouts is not None and self.budget_rollouts < least:
             raise UserError(
-                f"--budget-rollouts {self.budget_rollouts}: a step of training takes {step:,} rollouts and a search of "
-                f"one round {search:,}; give at least {step + search:,}, or smaller --prompts, --group or --tasks"
+                f"--budget-rollouts {self.budget_rollouts}: a step of training, a search of one round, or both take "
+                f"{least:,}; give at least that, or smaller --prompts, --group, --tasks or --candidates"
             )
 
     @property

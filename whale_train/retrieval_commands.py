@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class BuildConfig:
     """Index a corpus, as a stream. After a kill, the same command goes on where it was."""
 
-    corpus: Annotated[Path, tyro.conf.Positional]
+    corpus: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """JSONL, plain, .gz or .zst: {id, title, text} or {id, contents} a line."""
     out: Path
     """The index's folder: what `corpus=` in --dataset and `whale serve-retrieval` take."""
@@ -41,9 +41,9 @@ class BuildConfig:
 class SearchIndexConfig:
     """Show what a query finds, as a harness would get it."""
 
-    where: Annotated[str, tyro.conf.Positional]
+    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
     """An index's folder, a corpus file, or a server's URL."""
-    query: Annotated[str, tyro.conf.Positional]
+    query: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="QUERY")]
     """What to search for."""
     k: int = 3
     """How many passages."""
@@ -63,7 +63,7 @@ class IndexConfig:
 class ServeRetrievalConfig:
     """Serve an index over HTTP: POST /retrieve in Search-R1's and rLLM's JSON, GET /health."""
 
-    where: Annotated[str, tyro.conf.Positional]
+    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
     """An index's folder, or a corpus file."""
     host: str = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for all. Nothing asks for a password."""

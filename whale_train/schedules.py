@@ -111,6 +111,12 @@ class Plan:
         return self.steps * self.costs.step + self.costs.baseline + self.rounds * self.costs.round
 
     @property
+    def least(self) -> int:
+        """The rollouts of a unit of each kind of phase that it has: with fewer it does nothing."""
+        step, search = self.costs.step, self.costs.baseline + self.costs.round
+        return {"weights-only": step, "harness-only": search}.get(self.schedule, step + search)
+
+    @property
     def open_ended(self) -> bool:
         """Whether the phases go on for as long as the budget lasts."""
         return self.schedule == "adaptive" or (self.schedule == "fixed" and self.limit is not None)
@@ -125,10 +131,11 @@ class Plan:
             most = max(1, self.budget // self.costs.step)
             return self._alternating(Phase(1, "weights", most, weights), Phase(1, "harness", ADAPTIVE_MOST, rounds))
         if self.schedule == "stagewise":
-            steps = max(1, round(self.budget * self.steps / self._cycle))
+            most = (self.budget - self.costs.baseline - self.costs.round) // self.costs.step
+            steps = max(1, min(most, self._whole(self.budget * self.steps / self._cycle)))
             return iter((Phase(1, "weights", steps), Phase(2, "harness", max(1, self._rounds_for(steps)))))
         if self.schedule == "weights-only":
-            shares = _shares(round(self.budget / self.costs.step), self.cycles)
+            shares = _shares(self._whole(self.budget / self.costs.step), self.cycles)
             return (Phase(c, "weights", share) for c, share in enumerate(shares, 1))
         shares = _shares(self._rounds_for(0), self.cycles)
         return (Phase(c, "harness", share) for c, share in enumerate(shares, 1))
@@ -139,7 +146,11 @@ class Plan:
 
     def _rounds_for(self, steps: int) -> int:
         """The rounds that the budget has room for beside so many steps; a baseline is scored once."""
-        return round((self.budget - steps * self.costs.step - self.costs.baseline) / self.costs.round)
+        return self._whole((self.budget - steps * self.costs.step - self.costs.baseline) / self.costs.round)
+
+    def _whole(self, units: float) -> int:
+        """Whole units: no more where there is a limit, otherwise the nearest, so that arms are alike."""
+        return math.floor(units) if self.limit is not None else round(units)
 
     def fitting(self, phase: Phase, spent: int) -> Phase | None:
         """A phase as far as what is left of the budget goes; None when nothing of it does.

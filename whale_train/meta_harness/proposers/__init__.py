@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from whale_envs.errors import UserError, unknown
-from whale_train.meta_harness.proposers.base import Cost, Proposer
+from whale_envs.errors import unknown
+from whale_train.meta_harness.proposers.base import Proposer
 
 if TYPE_CHECKING:
     from whale_envs import Domain
@@ -59,34 +58,13 @@ def _ready(spec: str) -> Callable[[Domain, Limits | None], Proposer]:
         proposer = scripted(spec)
         return lambda domain, limits: proposer
     if spec != "mutation":
-        outside = _outside(spec)
-        return lambda domain, limits: outside
+        from whale_train.meta_harness.proposers.outside import outside
+
+        plugged = outside(spec, _SPELLED[:-1])
+        return lambda domain, limits: plugged
     from whale_train.meta_harness.proposers.mutation import MutationProposer
 
     return lambda domain, limits: MutationProposer()
-
-
-def _outside(spec: str) -> Proposer:
-    """The proposer that "module:attribute" makes."""
-    module, _, name = spec.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except UserError:
-        raise
-    except Exception as error:  # the module is the user's, and may raise anything
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(
-            f"cannot make proposer {spec!r} ({line}): expected module:attribute, a class or function that is called "
-            f"without arguments, or one of {', '.join(_SPELLED[:-1])}"
-        ) from error
-    lacks = [a for a in ("name", "cost", "exchanges", "propose") if not hasattr(made, a)]
-    if lacks or not callable(made.propose) or not isinstance(made.cost, Cost):
-        wrong = f"lacks {', '.join(lacks)}" if lacks else "has no method propose, or a cost that is no Cost"
-        raise UserError(
-            f"proposer {spec!r} {wrong}: give it what whale_train.meta_harness.proposers.base.Proposer says"
-        )
-    proposer: Proposer = made
-    return proposer
 
 
 def _agent(service: Service) -> Callable[[Domain, Limits | None], Proposer]:
