@@ -18,6 +18,8 @@ from typing import Any
 
 from whale_envs.errors import UserError
 
+#: Characters of the shortest key that is a secret: shorter ones are stand-ins that a server of one's own is given.
+SECRET = 8
 #: HTTP statuses that asking again can mend, besides 5xx.
 TRANSIENT = (408, 409, 429)
 #: HTTP statuses that the user must mend, with what is wrong; {key} and {url} name environment variables.
@@ -50,8 +52,11 @@ class Endpoint:
 
     def line(self, text: str) -> str:
         """One line that says who failed, without the key: a service may say it back."""
-        said = f"{self.model} at {self.url}: {text}"
-        return " ".join((said.replace(self.key, "(the key)") if self.key else said).split())[:400]
+        return " ".join(self.without_key(f"{self.model} at {self.url}: {text}").split())[:400]
+
+    def without_key(self, text: str) -> str:
+        """The text without the key, if that is a secret."""
+        return text.replace(self.key, "(the key)") if len(self.key) >= SECRET else text
 
 
 @dataclass(frozen=True)

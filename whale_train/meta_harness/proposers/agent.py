@@ -82,8 +82,8 @@ class AgentProposer:
         return desk.submitted
 
     def _log(self, record: dict[str, Any]) -> None:
-        line, key = json.dumps(record, ensure_ascii=False), self.service.endpoint.key
-        self.exchanges.append(line.replace(key, "(the key)") if key else line)  # a service may say it back
+        line = json.dumps(record, ensure_ascii=False)
+        self.exchanges.append(self.service.endpoint.without_key(line))  # a service may say it back
 
 
 @dataclass
