@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -16,11 +17,12 @@ import pytest
 from chat_server import CUT, HANG, KEY, ChatServer, Status, called, completion
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import JsonHandler, Loopback
 
 from whale_envs.episode import Reply
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, user
-from whale_envs.services import Patience
+from whale_envs.services import Endpoint, Patience
 from whale_train.policies import PolicyError, Request, Sampling
 from whale_train.policies.chat_api import Engine, Refused, read_reply
 from whale_train.policies.load import load_policy
@@ -418,6 +420,32 @@ def test_the_url_and_key_may_come_from_the_environment(serve: Serve, monkeypatch
 @pytest.mark.parametrize("spec", ["openai:", "openai:@", "openai:@1/2"])
 def test_a_spec_without_a_model_is_one_line(serve: Serve, spec: str) -> None:
     refused(spec, "expected|unknown policy|price")
+
+
+def test_a_list_of_models_that_comes_byte_by_byte_is_not_waited_for(serve: Serve) -> None:
+    class Drips(JsonHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not ended.wait(0.05):
+                    self.wfile.write(b" ")
+
+    ended = threading.Event()
+    with Loopback(Drips) as server:
+        try:
+            with pytest.raises(UserError, match=r"not whole after 0\.5 s: start the server, or mend the URL"):
+                OpenAIPolicy("m", f"{server.url}/v1", patience=replace(QUICK, total=0.5))
+        finally:
+            ended.set()
+
+
+def test_a_key_that_is_a_stand_in_garbles_no_message() -> None:
+    def line(key: str) -> str:
+        return Endpoint("m", "http://x/v1", key, "OPENAI_API_KEY", "OPENAI_BASE_URL").line("expected sk-1234567 of x")
+
+    assert line("x") == line("") == line("none") == "m at http://x/v1: expected sk-1234567 of x"
+    assert line("sk-1234567") == "m at http://x/v1: expected (the key) of x"
 
 
 def test_an_endpoint_that_cannot_be_used_is_heard_of_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

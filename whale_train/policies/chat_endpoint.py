@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from whale_envs.errors import UserError, unknown
 from whale_envs.services import Endpoint, Patience, ServiceError, asked, client, openai_key
 from whale_train.policies.chat_api import ENGINES, Engine, read_listing
 
+T = TypeVar("T")
 _SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?\d+))?(?:@(?P<url>https?://.+))?")
 
 
@@ -71,7 +75,7 @@ def connect(
 
 
 def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patience) -> Engine:
-    """What the endpoint runs, by its list of models; one need not have any."""
+    """What the endpoint runs, by its list of models; one need not have any. Waited for `patience.total` seconds."""
 
     def models() -> list[tuple[str, str]]:
         try:
@@ -82,13 +86,39 @@ def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patie
             raise
 
     try:
-        found = dict(asked(endpoint, sdk, models, replace(patience, retries=2)))
+        found = dict(_within(patience.total, lambda: asked(endpoint, sdk, models, replace(patience, retries=2))))
+    except queue.Empty:  # it is not silent, but says a byte now and then
+        late = endpoint.line(f"its list of models was not whole after {patience.total:g} s")
+        raise UserError(f"{late}: start the server, or mend {endpoint.url_name}") from None
     except ServiceError as error:
         raise UserError(f"{error}: start the server, or mend {endpoint.url_name}") from None
     owner = found.get(endpoint.model) or next(iter(found.values()), "")
     if owner == "vllm" and endpoint.model not in found:  # the others go by aliases, too
         raise unknown(f"model of {endpoint.url}", endpoint.model, found)
     return ENGINES.get(owner, Engine())
+
+
+def _within(seconds: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns or raises, in a thread that is left to itself and raises `queue.Empty` here after `seconds`:
+    no time limit of the SDKs is one for a whole answer."""
+    said: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            value = ask()
+            said.put(lambda: value)
+        except BaseException as error:
+            said.put(_raising(error))
+
+    threading.Thread(target=run, daemon=True).start()
+    return said.get(timeout=seconds)()
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def raises() -> Any:
+        raise error
+
+    return raises
 
 
 def response_type() -> Any:
