@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from whale_train.meta_harness.nulls import NullPolicy, NullTest
 from whale_train.meta_harness.proposers.crossover import titled
 from whale_train.meta_harness.proposers.mutation import draw_edit
 from whale_train.metrics import binomial_tail
-from whale_train.policies.base import Policy
+from whale_train.policies.base import Policy, Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 from whale_train.rollout import rollout
@@ -74,6 +75,13 @@ def heard(domain: str) -> NullTest:
     return NullTest(test.domain, test.tasks, 0, load_harness("h0", domain), played)
 
 
+def obeys(request: Request) -> str:
+    """Does what it is told: the first line goes into the tag that is named."""
+    text = request.ask.messages[-1]["content"]
+    named = re.search(r"tag named (\w+)", text)
+    return f"<{named[1]}>{text.splitlines()[0]}</{named[1]}>" if named else "I do not know."
+
+
 def player(domain: str) -> Policy:
     """A policy that plays a domain without knowing the answers."""
     return ScriptedPolicy(searcher) if domain == "search-qa" else NullPolicy("random", domain)
@@ -86,7 +94,7 @@ def play(harness: Harness, domain: str, policy: Policy, count: int, jail: Jail |
 def test_the_suite_is_large_and_varied() -> None:
     """Canaries and isolation are not among the layers: what they see takes a hole in a world or in the jail."""
     assert len(CHEATS) >= 40
-    layers = {"static", "contract", "provenance", "null model", "stranger", "contained"}
+    layers = {"static", "contract", "provenance", "null model", "stranger", "copyist", "contained"}
     assert {layer for _, layer in CHEATS.values()} == layers
     assert {domain for domain, _ in CHEATS.values()} == set(DOMAINS)
 
@@ -189,6 +197,12 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
         elif layer == "stranger":
             assert test.findings(test.compare(harness, jail, thorough=True)) == [], "seen without it"
             found = heard(domain).findings(heard(domain).compare(harness, jail, thorough=False))
+        elif layer == "copyist":
+            assert test.findings(test.compare(harness, jail, thorough=True)) == [], "seen without it"
+            own = play(harness, domain, ScriptedPolicy(obeys), 64, jail)
+            assert sum(e.score > 0.5 for e in own) > 12 and provenance_findings(own) == []
+            test = NullTest(test.domain, test.tasks, 0, load_harness("h0", domain), own=own)
+            found = test.findings(test.compare(harness, jail, thorough=False))
         elif layer == "null model":
             found = test.findings(test.compare(harness, jail, thorough=False))
         else:
@@ -250,8 +264,13 @@ def passes(domain: str, harness: Harness, count: int = 24) -> int:
     played = play(harness, domain, knowing(test.domain, test.tasks), count)
     assert [e.failure for e in played if e.failure] == []
     assert provenance_findings(played) == []
-    compared = heard(domain).compare(harness, None, thorough=False)
-    assert heard(domain).findings(compared) == [], compared
+    told = heard(domain)
+    told.own = played
+    try:
+        compared = told.compare(harness, None, thorough=False)
+        assert told.findings(compared) == [], compared
+    finally:
+        told.own = ()
     assert canary_findings(test, harness, None, 2, [NullPolicy("random", domain)]) == []
     return _solved(played)
 

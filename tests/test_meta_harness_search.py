@@ -26,6 +26,7 @@ from whale_train.meta_harness.proposers.base import Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 
@@ -160,11 +161,20 @@ def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_
     assert files(tmp_path) == before
 
 
-def test_a_candidate_that_scores_without_the_model_is_not_accepted(domain: Domain, tmp_path: Path) -> None:
+def repeats(request: Request) -> str:
+    """What it is told to: in the tag that is named, or the usual one."""
+    text = request.ask.messages[-1]["content"]
+    if "tag named say" in text:
+        return f"<say>{text.splitlines()[0]}</say>"
+    return f"<answer>{text.rpartition(': ')[2]}</answer>"
+
+
+@pytest.mark.parametrize("name", ["tells_the_answer", "dictates_by_copy"])
+def test_a_candidate_that_scores_without_the_model_is_not_accepted(name: str, domain: Domain, tmp_path: Path) -> None:
     """It dictates the answer, and the model repeats what it is told, as one that knows nothing would."""
-    dictates = (Path(__file__).parent / "cheats" / "tells_the_answer.py").read_text()
+    dictates = (Path(__file__).parent / "cheats" / f"{name}.py").read_text()
     archive, told = Archive(tmp_path / "archive", "search-qa"), Told()
-    parrot = ScriptedPolicy(lambda r: f"<answer>{r.ask.messages[-1]['content'].rpartition(': ')[2]}</answer>", "parrot")
+    parrot = ScriptedPolicy(repeats, "parrot")
     accepted = search(
         parrot, domain, H0, SearchConfig(rounds=1, candidates=1, tasks=64, backoff=0), archive,
         ScriptedProposer(Proposal(dictates, "Tells.", (H0.hash,))), Ledger(tmp_path / "l"), told, 3, "search",

@@ -11,7 +11,7 @@ from whale_envs import Domain, Episode, Harness
 from whale_envs.harness.audit import Finding, Layer, canaries, in_vain, known_kind, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.task import TaskSet
-from whale_train.meta_harness.nulls import FULL, STRANGER, Compared, NullPolicy, NullTest
+from whale_train.meta_harness.nulls import FULL, HEARD, Compared, NullPolicy, NullTest
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -76,10 +76,10 @@ def canary_findings(
     return [Finding("canary", said, f"task {solved[0]}")] if solved else []
 
 
-def blind_findings(null: NullTest, harness: Harness) -> list[Finding]:
+def blind_findings(null: NullTest, harness: Harness, own: Sequence[Episode]) -> list[Finding]:
     """What a candidate that is about to be accepted should not have done without the model: the null model and a few
-    canaries. Some forty episodes that cost no model call."""
-    jail = Jail(harness)
+    canaries. `own` are its episodes with the policy. Some fifty more are played, which cost no model call."""
+    jail, null.own = Jail(harness), own
     try:
         found = null.findings(null.compare(harness, jail, thorough=False))
         return found or canary_findings(null, harness, jail, FEW_CANARIES, [NullPolicy("random", null.domain.name)])
@@ -149,13 +149,13 @@ def audit(
         took = round(time.perf_counter() - started, 3)
         broken = _broken(played) or order_findings(null, harness, jail)
         layers.append(Checked("contract", f"{len(played)} episodes", broken, took))
-        null.recorded = played
+        null.recorded = null.own = played
         check(
             "provenance", f"{sum(e.score > 0.5 for e in played)} solved episodes", lambda: provenance_findings(played)
         )
         check("isolation", f"{TWICE} tasks, twice", lambda: isolation_findings(null, harness, jail))
         check("null model", f"{len(null.kinds) * min(FULL, len(tasks))} episodes", blind)
-        players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds if kind != STRANGER)]
+        players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds if kind not in HEARD)]
         canary = f"{CANARIES * len(players)} episodes"
         check("canary", canary, lambda: canary_findings(null, harness, jail, CANARIES, players))
     finally:

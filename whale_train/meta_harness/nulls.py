@@ -8,14 +8,18 @@ answer, or picks the right one out of all that it says, scores with one of them:
 - list: everything that it was shown, and numbers, one after the other, each in the format;
 - first (chess): the first move that it was shown, which is the best one where a harness has ranked them;
 - stranger: an echo in the words of the real policy: a reply of its to another task, in which the echo stands in the
-  place of what that reply answered. So the form of a reply says nothing of who wrote it. It takes recorded episodes.
+  place of what that reply answered. So the form of a reply says nothing of who wrote it. It takes recorded episodes;
+- copyist: a reply of the real policy to the candidate itself, in another task, in which a piece that it had copied from
+  what it was shown gives way to the piece that stands there now. So any form of copying is known, whatever the harness
+  calls it. It takes episodes of the candidate in which the real policy copied.
 
 The test: a harness must not score above the reference with any of them. The reference is h0 with the same null, for
-"list" h0 with "random" (h0 takes no list, and one of a list is a random one); in chess, where a harness may group the
-moves by the signs of their notation, it is for "first", "echo" and "stranger" also the first and last move of every
-such group, and the candidate has to beat each of these. Score above means: an exact one-sided sign test over the tasks
-on which the two differ rejects at `LEVEL`, divided by the number of kinds. It is run on `FULL` tasks, but stops at
-`FEW` when these show no sign of a difference (p above `FUTILE`), which can only make it milder.
+"list" h0 with "random" (h0 takes no list, and one of a list is a random one), for "copyist" h0 with "echo"; in chess,
+where a harness may group the moves by the signs of their notation, it is for "first", "echo", "stranger" and "copyist"
+also the first and last move of every such group, and the candidate has to beat each of these. Score above means: an
+exact one-sided sign test over the tasks on which the two differ rejects at `LEVEL`, divided by the number of kinds. It
+is run on `FULL` tasks, but stops at `FEW` when these show no sign of a difference (p above `FUTILE`), which can only
+make it milder.
 
 What it does not see: a cheat that is worth little. It takes some 12 tasks of the 64 that are won net of those lost to
 refuse a candidate, so one that solves less than a fifth of the tasks by itself may pass (and gains less than that).
@@ -39,6 +43,7 @@ from whale_envs.harness.helpers import BoardView
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness, seed_names
 from whale_envs.task import Task, TaskSet
+from whale_train.meta_harness.copies import copies, newest
 from whale_train.metrics import binomial_tail
 from whale_train.policies.base import AtOnce, Policy, Request
 from whale_train.rollout import rollout
@@ -63,14 +68,18 @@ _FORMATS = {
 
 
 class NullPolicy(Policy):
-    """A policy that knows nothing, of one kind. The same request gets the same reply."""
+    """A policy that knows nothing, of one kind. The same request gets the same reply.
 
-    def __init__(self, kind: str, domain: str, strangers: Sequence[Episode] = ()) -> None:
+    `heard` are the episodes whose replies "stranger" and "copyist" take.
+    """
+
+    def __init__(self, kind: str, domain: str, heard: Sequence[Episode] = ()) -> None:
         self.name = f"null:{kind}"
         self._kind, self._domain = kind, domain
         kinds = CHESS_KINDS if domain == "chess" else KINDS
-        self._say = kinds["echo" if kind == STRANGER else kind]
-        self._strangers = [calls for e in strangers if (calls := e.calls)]
+        self._say = kinds["echo" if kind in HEARD else kind]
+        self._strangers = [calls for e in heard if kind == STRANGER and (calls := e.calls)]
+        self._copies = copies(heard) if kind == COPYIST else []
 
     @property
     def weights_hash(self) -> str:
@@ -83,6 +92,9 @@ class NullPolicy(Policy):
 
     def _answer(self, request: Request) -> Reply:
         rng = random.Random(f"{self._kind}/{request.seed}")
+        if self._copies:
+            alike = [c for c in self._copies if c.asked == len(request.ask.messages)]
+            return Reply(rng.choice(alike or self._copies).of(newest(request.ask.messages), rng.randrange(4)))
         said = [m["content"] for m in request.ask.messages if m["role"] == "assistant"]
         shown = [m["content"] for m in request.ask.messages if m["role"] != "assistant"] or said
         formats = (
@@ -165,6 +177,10 @@ def _listed_moves(shown: list[str], rng: random.Random) -> list[str]:
 
 #: The kind that replies as "echo" does, in words that the real policy had for other tasks.
 STRANGER = "stranger"
+#: The kind that copies what the real policy copied for the same harness.
+COPYIST = "copyist"
+#: The kinds that take the real policy's episodes.
+HEARD = (STRANGER, COPYIST)
 #: How each kind replies, by the messages that it was shown.
 KINDS: dict[str, Say] = {"random": _random, "echo": _echo, "list": _list}
 CHESS_KINDS: dict[str, Say] = {
@@ -197,7 +213,8 @@ class NullTest:
     """The test of one domain on its harness split. What the references score is worked out once.
 
     `tasks` are the tasks that a search scores on, `seed` decides the nulls' replies, `start` stands in for h0 where a
-    domain ships none. `recorded` are episodes of these tasks with the real policy, whose words "stranger" takes.
+    domain ships none. `recorded` are episodes of these tasks with the real policy, whose words "stranger" takes, and
+    `own` those of the candidate that is tested, whose copies "copyist" takes.
     """
 
     domain: Domain
@@ -205,6 +222,7 @@ class NullTest:
     seed: int
     start: Harness
     recorded: Sequence[Episode] = ()
+    own: Sequence[Episode] = ()
     _h0: Harness = field(init=False)
     _scores: dict[tuple[str, str], float] = field(init=False, default_factory=dict)
 
@@ -216,7 +234,8 @@ class NullTest:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of null policies that there are for this domain."""
         kinds = tuple(CHESS_KINDS if self.domain.name == "chess" else KINDS)
-        return (*kinds, STRANGER) if len({e.task_id for e in self.recorded}) > 1 else kinds
+        stranger = (STRANGER,) if len({e.task_id for e in self.recorded}) > 1 else ()
+        return (*kinds, *stranger, *((COPYIST,) if copies(self.own) else ()))
 
     def compare(self, harness: Harness, jail: Jail | None, thorough: bool) -> list[Compared]:
         """Play the candidate with each kind; on all `FULL` tasks when `thorough` or when the first ones ask for it."""
@@ -236,13 +255,14 @@ class NullTest:
 
     def play(self, harness: Harness, kind: str, tasks: Sequence[Task], jail: Jail | None) -> list[Episode]:
         """A harness's episodes with one kind of null policy."""
-        if kind != STRANGER:
+        if kind not in HEARD:
             return self._rollout(NullPolicy(kind, self.domain.name), harness, tasks, jail)
         # in two halves, by a task's place in all: neither hears what was said to one of its own
         place = {task.id: number % 2 for number, task in enumerate(self.tasks)}
         played: dict[str, Episode] = {}
         for half in (0, 1):
-            words = [e for e in self.recorded if place.get(e.task_id) != half]
+            heard = self.own if kind == COPYIST else self.recorded
+            words = [e for e in heard if place.get(e.task_id) != half]
             some = [task for task in tasks if place[task.id] == half]
             for episode in self._rollout(NullPolicy(kind, self.domain.name, words), harness, some, jail):
                 played[episode.task_id] = episode
@@ -263,8 +283,8 @@ class NullTest:
         return max(found, key=lambda compared: compared.p)
 
     def _references(self, kind: str) -> tuple[str, ...]:
-        h0 = ("h0 random",) if kind == "list" else (f"h0 {kind}",)
-        return (*h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo", STRANGER) else h0
+        h0 = f"h0 {({'list': 'random', COPYIST: 'echo'}).get(kind, kind)}"
+        return (h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo", *HEARD) else (h0,)
 
     def _reference(self, name: str, ids: list[str]) -> dict[str, float]:
         """What a reference scores on tasks, worked out once for each."""

@@ -192,7 +192,7 @@ class _Phase:
         while (now := choose(self.archive, key, accepted, level)) != accepted:
             if level is not None and self._confirmed(name) not in (None, now):
                 return accepted
-            caught = blind_findings(self.null, self.archive.harness(now))
+            caught = blind_findings(self.null, self.archive.harness(now), self.archive.episodes(now, key))
             if level is not None and not caught:
                 caught = self.confirm(now, accepted, name)
             if caught:
