@@ -40,8 +40,8 @@ from whale_train.rollout import episode_seed
 Edits = Literal["all", "prompt-only"]
 #: A candidate's file of raw episodes.
 EPISODES = "episodes.jsonl.zst"
-#: What helps when a file is damaged that nothing else in the archive can stand in for.
-_REMEDY = "put back a copy of it, or search in another folder (without it the archive is lost)"
+#: What helps when the index is damaged: without it the archive is lost, so removing it would not help.
+_REMEDY = "put back a copy of it, or search in another folder; without it the archive is lost"
 
 
 class ScoreKey(msgspec.Struct, frozen=True):
@@ -221,7 +221,7 @@ class Archive:
             return path.read_text(encoding="utf-8")
         except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{path} cannot be read ({why}): {_REMEDY}") from None
+            raise UserError(f"{path} cannot be read ({why}): put back a copy of it, or search in another folder") from None
 
     def harness(self, hash: str) -> Harness:
         """A candidate as a harness, not trusted: it runs jailed, whoever wrote it."""
