@@ -221,7 +221,9 @@ class Archive:
             return path.read_text(encoding="utf-8")
         except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{path} cannot be read ({why}): put back a copy of it, or search in another folder") from None
+            raise UserError(
+                f"{path} cannot be read ({why}): put back a copy of it, or search in another folder"
+            ) from None
 
     def harness(self, hash: str) -> Harness:
         """A candidate as a harness, not trusted: it runs jailed, whoever wrote it."""
