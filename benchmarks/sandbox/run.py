@@ -136,13 +136,13 @@ def left_behind(jobs: int) -> dict[str, Any]:
     before = held()
     for n in range(jobs):
         run_python(codes[n % 2])
-    time.sleep(0.2)  # a result is out before its job is tidied away
     after = held()
     return {name: {"before": before[name], "after": after[name]} for name in before}
 
 
 def held() -> dict[str, int]:
     """Processes below this one, open descriptors and resident memory of this process and those."""
+    time.sleep(0.2)  # a result is out before its job is tidied away
     pids = tree()
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
     return {
