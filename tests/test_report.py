@@ -87,11 +87,12 @@ def test_diff_shows_what_changed(run: Path) -> None:
 def test_a_search_score_stands_beside_its_optimism_and_what_fresh_seeds_and_shadow_tasks_say(run: Path) -> None:
     assert "42.0 1.7 38.7 –" in " ".join(Wellformed(write_report(run).read_text().replace("<td", " <td")).text.split())
     result = json.loads((run / "result.json").read_text())
-    result["shadow"] = {"mean@1": 0.401, "ci95": [0.31, 0.49], "tasks": 96}
+    begun = {"mean@1": 0.12, "ci95": [0.06, 0.19]}
+    result["shadow"] = {"mean@1": 0.401, "ci95": [0.31, 0.49], "tasks": 96, "initial": begun}
     (run / "result.json").write_text(json.dumps(result))
     text = " ".join(Wellformed(write_report(run).read_text().replace("<td", " <td")).text.split())
     assert "42.0 1.7 38.7 40.1 [31.0, 49.0]" in text
-    assert "no proposer saw: mean@1 40.1 %." in text
+    assert "no proposer saw: 12.0 % at the start, 40.1 % with the accepted harness." in text
 
 
 def test_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
