@@ -94,3 +94,20 @@ def test_an_adaptive_phase_ends_by_its_rewards_and_says_why(rewards: list[list[f
     # over 3 steps each: 0.3, 0.37, 0.33, 0.2, 0.23, and then 0.5
     assert first.why == "no better than 0.367 since 3 of 7"
     assert heard.lines[0] == f"cycle 1 weights ends: {first.why}"
+
+
+def test_one_proposer_serves_all_searches_of_an_arm(
+    rewards: list[list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards += [[0.4] * 3] * 2
+    asked: list[Any] = []
+
+    def search(
+        policy: Any, domain: Any, harness: Harness, settings: Any, archive: Any, proposer: Any, *_: Any
+    ) -> Harness:
+        asked.append(proposer)
+        return harness
+
+    monkeypatch.setattr(whale, "search", search)
+    run_arm(RunConfig(), "whale", tmp_path, Silent())
+    assert len(asked) == 2 and asked[0] is asked[1]

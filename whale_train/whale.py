@@ -8,6 +8,7 @@ a kill left it, so the same call goes on from anywhere to the same end. The test
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,10 @@ from whale_envs.episode import read_json, write_atomic
 from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers import load_proposer
-from whale_train.meta_harness.search import search, split_tasks
+from whale_train.meta_harness.proposers.base import Proposer
+from whale_train.meta_harness.search import search
 from whale_train.policies.base import Policy
 from whale_train.policies.find import moved
 from whale_train.progress import Progress
@@ -119,8 +122,8 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
     for phase in plan.rest(lambda: [(s.phase, s.rollouts) for s in done]):
         model, why = done[-1].model, ""
         if phase.kind == "weights":
-            model, why, kept = work.weights(policy, harness, phase, len(done), model)
-            if not kept:
+            model, why = work.weights(policy, harness, phase, len(done), model)
+            if model == done[-1].model:  # the trained ones are given up
                 policy = load_policy(model_of(config, folder, done[-1]), domain.name)
         else:
             harness, why = work.search(policy, harness, phase)
@@ -145,9 +148,11 @@ class _Work:
 
     def weights(
         self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None
-    ) -> tuple[str | None, str, bool]:
-        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early, whether they
-        are kept). Weights whose reward has collapsed are not, and those of `model` go on."""
+    ) -> tuple[str | None, str]:
+        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early).
+
+        Weights whose reward has collapsed are given up for those of `model`.
+        """
         from whale_train.rsft.phase import weight_phase
 
         config, out = self.config, self.folder / "weights" / f"{number:02d}"
@@ -162,8 +167,14 @@ class _Work:
             lambda rewards: collapse(rewards) or phase.over(rewards),
         )  # fmt: skip
         if why := collapse(rewards):
-            return model, f"{why}; back to the weights that it began with", False
-        return str(last.relative_to(self.folder)), phase.over(rewards), True
+            return model, f"{why}; back to the weights that it began with"
+        return str(last.relative_to(self.folder)), phase.over(rewards)
+
+    @functools.cached_property
+    def proposer(self) -> Proposer:
+        """The proposer of all searches of the arm: one may remember what it has handed in."""
+        assert isinstance(self.config, SearchOptions)
+        return load_proposer(self.config.proposer, self.domain, self.config.limits)
 
     def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, str]:
         """A harness phase: (the accepted harness, why it ended early)."""
@@ -171,10 +182,9 @@ class _Work:
         assert isinstance(config, SearchOptions)
         # the run's seed in each phase: what was scored under the same weights before is not played again
         settings = replace(config.search, rounds=phase.amount)
-        proposer = load_proposer(config.proposer, self.domain, config.limits)
         found = search(
-            policy, self.domain, harness, settings, self.archive, proposer, self.ledger, self.progress, config.seed,
-            phase.name, phase.over,
+            policy, self.domain, harness, settings, self.archive, self.proposer, self.ledger, self.progress,
+            config.seed, phase.name, phase.over,
         )  # fmt: skip
         return found, phase.over([r.accepted_mean for r in self.archive.rounds if r.phase == phase.name])
 
