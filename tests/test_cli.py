@@ -289,6 +289,6 @@ def test_search_ends_with_a_shadow_score(model: str) -> None:
     result = json.loads(Path("run/result.json").read_bytes())
     assert result["search"]["optimism"] >= 0 and result["search"]["confirmed"] is None
     assert {"initial", "final", "shadow", "rollouts", "seconds", "command"} <= set(result)
-    assert result["shadow"].keys() == {"mean@1", "ci95", "tasks", "initial"}
+    assert result["shadow"].keys() == {"mean@8", "ci95", "tasks", "initial", "gain"}
     assert "On shadow tasks, which no proposer saw" in Path("run/report.html").read_text()
     assert Path("run/report.png").exists()

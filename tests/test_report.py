@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,13 +16,14 @@ from whale_envs.errors import UserError
 from whale_train.evaluate import load_evaluation
 from whale_train.metrics import paired_difference
 from whale_train.report import write_report
-from whale_train.report_data import read_report
-from whale_train.report_html import pick
+from whale_train.report.data import read_report
+from whale_train.report.episodes import SHOWN, pick
+from whale_train.report.figures import draw, draw_behaviours
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "run")
+    return make_run(tmp_path_factory.mktemp("runs") / "run", tasks=12)
 
 
 @pytest.fixture
@@ -54,6 +56,11 @@ class Wellformed(HTMLParser):
         self.text += data
 
 
+def page_text(run: Path) -> str:
+    """What the page says, cells apart from each other."""
+    return " ".join(Wellformed(write_report(run).read_text().replace("<t", " <t")).text.split())
+
+
 def test_page_is_whole_by_itself_and_says_the_numbers_on_disk(run: Path) -> None:
     html = write_report(run).read_text()
     page = Wellformed(html)
@@ -76,22 +83,71 @@ def test_what_a_harness_or_a_model_wrote_is_shown_not_run(run: Path) -> None:
     assert "Nobody & <b>" in page.text  # and a reply
 
 
-def test_diff_shows_what_changed(run: Path) -> None:
-    html = write_report(run).read_text()
-    added = re.findall(r'<span class="a">(.*?)</span>', html)
-    removed = re.findall(r'<span class="d">(.*?)</span>', html)
-    assert added == ["+PASSAGES = 2", "+WORDS = 48"]
-    assert removed == ["-PASSAGES = 1", "-WORDS = 24"]
+def test_each_accepted_harness_has_its_hypothesis_and_its_diff_against_the_one_before(run: Path) -> None:
+    diffs = re.findall(r'<pre class="diff">(.*?)</pre>', write_report(run).read_text())
+    lines = [re.findall(r'<span class="[ad]">(.*?)</span>', diff) for diff in diffs]
+    first = ["-PASSAGES = 1", "-WORDS = 24", "+PASSAGES = 2", "+WORDS = 48"]
+    second = ["-TURNS = 3", "+TURNS = 4"]
+    both = ["-TURNS = 3", "-PASSAGES = 1", "-WORDS = 24", "+TURNS = 4", "+PASSAGES = 2", "+WORDS = 48"]
+    assert lines == [both, first, second, first], "from first to last, then each; the other arm's one"
+    arm = read_report(run).arms[0]
+    assert [step.when for step in arm.steps] == ["start", "cycle 1, round 1", "cycle 2, round 1"]
+    assert arm.steps[-1].hash == arm.curve[-1].harness
+    text = page_text(run)
+    assert "Another turn finds what is left. change 2 43.0" in text and "replaced 2 times" in text
+
+
+def test_a_harness_that_comes_back_is_accepted_again(run: Path) -> None:
+    path = run / "arms/whale/archive/rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    start = read_report(run).arms[0].steps[0].hash
+    rows += [rows[-1] | {"round": 2}, rows[-1] | {"phase": "cycle 3", "accepted": start}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = read_report(run).arms[0].steps
+    assert [s.when for s in steps] == ["start", "cycle 1, round 1", "cycle 2, round 1", "cycle 3, round 1"]
+    assert steps[-1].hash == start and steps[-1].source == steps[0].source
+
+
+def test_costs_are_in_two_currencies_with_the_judge_apart_and_the_tests_out_of_the_total(run: Path) -> None:
+    costs = page_text(run).partition("What it cost")[2].partition("weights only")[0]
+    for row in ("search 2,700", "proposer – – – – 0 min 03 s $1.25", "judge – – – – – $0.50", "$0.25"):
+        assert row in costs
+    assert "total, tests not counted 4,800 " in costs and costs.count("$2.00") == 1
+    assert "sampling 2,100 " in costs and "test – " in costs
+
+
+def test_behaviours_of_every_tested_point_are_drawn(run: Path) -> None:
+    write_report(run)
+    assert (run / "behaviours.png").read_bytes().startswith(b"\x89PNG")
+    arms = read_report(run).arms
+    figure = draw_behaviours(arms)
+    assert figure is not None
+    drawn = {axes.get_title(loc="left"): axes.lines for axes in figure.axes if axes.get_visible()}
+    for name in arms[0].behaviours(0):
+        for arm, line in zip(arms, drawn[name.replace("_", " ")], strict=True):
+            x, y = line.get_data()
+            assert list(x) == [p.rollouts for p in arm.curve]
+            assert list(y) == [pytest.approx(100 * arm.behaviours(at)[name]) for at in range(len(arm.curve))]
+
+
+def test_phases_are_bands_from_where_one_ends_to_where_the_next_does(run: Path) -> None:
+    figure = draw(read_report(run).arms, "title")
+    (axes,) = figure.axes
+    spans = [p for p in axes.patches if p.get_transform() != axes.transData and p.get_y() == 0 and p.get_height() == 1]
+    assert [(p.get_x(), p.get_x() + p.get_width()) for p in spans] == [
+        (0, 600), (600, 900), (900, 1500), (1500, 1800)
+    ]  # fmt: skip
+    assert len({p.get_facecolor() for p in spans}) == 2
 
 
 def test_a_search_score_stands_beside_its_optimism_and_what_fresh_seeds_and_shadow_tasks_say(run: Path) -> None:
-    assert "42.0 1.7 38.7 –" in " ".join(Wellformed(write_report(run).read_text().replace("<td", " <td")).text.split())
+    assert "42.0 1.7 38.7 –" in page_text(run)
     result = json.loads((run / "result.json").read_text())
-    begun = {"mean@1": 0.12, "ci95": [0.06, 0.19]}
-    result["shadow"] = {"mean@1": 0.401, "ci95": [0.31, 0.49], "tasks": 96, "initial": begun}
+    begun, gain = {"mean@8": 0.12, "ci95": [0.06, 0.19]}, {"mean": 0.281, "ci95": [0.22, 0.34]}
+    result["shadow"] = {"mean@8": 0.401, "ci95": [0.31, 0.49], "tasks": 96, "initial": begun, "gain": gain}
     (run / "result.json").write_text(json.dumps(result))
-    text = " ".join(Wellformed(write_report(run).read_text().replace("<td", " <td")).text.split())
-    assert "42.0 1.7 38.7 40.1 [31.0, 49.0]" in text
+    text = page_text(run)
+    assert "43.0 1.7 38.7 40.1 [31.0, 49.0]" in text
     assert "no proposer saw: 12.0 % at the start, 40.1 % with the accepted harness." in text
 
 
@@ -125,11 +181,23 @@ def test_scores_come_from_episodes_where_the_summary_is_missing(run: Path) -> No
     assert arm.scores(-1) == told and arm.behaviours(-1) == rates
 
 
-def test_shown_pairs_are_of_one_task_and_seed_each(run: Path) -> None:
+def test_shown_episodes_are_those_of_the_smallest_hashes_whatever_came_of_them(run: Path) -> None:
     arm = read_report(run).arms[0]
     pairs = pick(arm.episodes(0), arm.episodes(-1))
-    assert len({before.task_id for before, _ in pairs}) == len(pairs) > 1
     assert all((b.task_id, b.seed) == (a.task_id, a.seed) for b, a in pairs)
+    smallest = sorted(arm.scores(0), key=lambda task: hashlib.sha256(task.encode()).hexdigest())[:SHOWN]
+    assert [before.task_id for before, _ in pairs] == smallest and len(pairs) == 10
+    lost = [e for e in arm.episodes(-1) if e.score == 0]
+    assert {b.task_id for b, _ in pick(arm.episodes(0), lost)} <= {e.task_id for e in lost}
+    sides = re.findall(r'<div class="note">(start|end) · <span class="(?:ok|bad)">', write_report(run).read_text())
+    assert sides == ["start", "end"] * 10
+
+
+def test_a_command_that_took_up_a_run_stands_beside_the_one_that_began_it(run: Path) -> None:
+    assert "taken up last by" not in page_text(run)
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"command": "whale run --curve"}))
+    assert "taken up last by whale run --curve" in page_text(run)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import msgspec
 from whale_envs import Domain, Episode, Harness, Task
 from whale_envs.episode import read_episodes, read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
+from whale_envs.task import TaskSet
 from whale_train.ledger import dollars
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
 from whale_train.policies.base import Policy
@@ -65,17 +66,20 @@ def evaluate(
     progress: Progress | None = None,
     folder: Path | None = None,
     phase: str | None = None,
+    part: TaskSet | None = None,
 ) -> tuple[Evaluation, list[Episode]]:
-    """Play the first `limit` tasks of a split (all by default), `repeats` times each, and score them.
+    """Play the first `limit` tasks (all by default) of a split or of a `part` of it, `repeats` times each, and score
+    them.
 
     With a `folder`, the result is kept there (`evaluation.json`, `episodes.jsonl`): what was played before a kill is
     not played again, and a finished evaluation with the same key is read back. `phase` is what `progress` is told.
 
     Raises `UserError` for a folder that holds another evaluation.
     """
-    tasks: Sequence[Task] = domain.splits[split][:limit]
-    data, weights = domain.splits[split].hash, policy.weights_hash
-    key = Key(domain.name, domain.verifier, data, split, harness.hash, weights, repeats, limit, seed)
+    whole = domain.splits[split] if part is None else part
+    tasks: Sequence[Task] = whole[:limit]
+    weights = policy.weights_hash
+    key = Key(domain.name, domain.verifier, whole.hash, split, harness.hash, weights, repeats, limit, seed)
     if folder is not None and (kept := load_evaluation(folder)) is not None:
         if kept.key != key:
             raise UserError(f"{folder} holds another evaluation ({_differences(kept.key, key)}): give another folder")

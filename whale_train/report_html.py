@@ -104,7 +104,7 @@ def _spent(run: Run) -> str:
     shadow = run.result.get("shadow")
     if shadow is None:
         return state
-    before, after = _percent(shadow["initial"]["mean@1"]), _percent(shadow["mean@1"])
+    before, after = _percent(shadow["initial"]["mean@8"]), _percent(shadow["mean@8"])
     return f"{state} On shadow tasks, which no proposer saw: {before} at the start, {after} with the accepted harness."
 
 
@@ -172,7 +172,7 @@ def _searched(arm: Arm, shadow: object) -> Iterable[str]:
     if not rows:
         return
     if isinstance(shadow, dict):
-        rows[-1][-1] = _interval(shadow["mean@1"], *shadow["ci95"])
+        rows[-1][-1] = _interval(shadow["mean@8"], *shadow["ci95"])
     heads: list[Cell] = ["search", ("text", "accepted"), "search score, %", "estimated optimism, points"]
     yield _table([*heads, "under fresh seeds, %", "on shadow tasks, %"], rows)
     yield (

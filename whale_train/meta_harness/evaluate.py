@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from whale_envs import Domain, Episode, Harness
-from whale_envs.episode import read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
+from whale_train import evaluate as evaluation
 from whale_train.ledger import Ledger, Spent, dollars, tokens
 from whale_train.meta_harness.archive import Outcome, Score
 from whale_train.meta_harness.racing import behind, stages
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
+
+#: Episodes of each shadow task: there are few tasks, and one episode of each tells little of a gain of some points.
+SHADOW_REPEATS = 8
 
 
 def split_tasks(tasks: TaskSet, shadow: float, limit: int) -> tuple[TaskSet, TaskSet]:
@@ -101,20 +101,20 @@ def score_shadow(
     progress: Progress,
     key: str,
     folder: Path,
-) -> Score:
-    """Score a harness on the shadow tasks, once; score and episodes are kept in `folder`, which is not the archive's.
+    repeats: int = SHADOW_REPEATS,
+    limit: int | None = None,
+) -> evaluation.Evaluation:
+    """Mean@8 (or of other `repeats`) of a harness on the first `limit` shadow tasks (all by default); result and
+    episodes are kept in `folder`, which is not the archive's.
 
     It measures and steers nothing, so the ledger counts it as "test".
     """
     _, tasks = split_tasks(domain.splits.harness, shadow, limit=1)
-    stem = f"{re.sub(r'[^A-Za-z0-9]+', '-', key)}-{harness.hash}-{policy.weights_hash}-{seed}"
-    path = folder / f"{stem}.json"
-    if path.exists():
-        score = read_json(path, Score)
-    else:
-        progress.begin(f"{key} shadow", len(tasks))
-        score, episodes = evaluate(policy, domain, harness, tasks, seed, f"{key} shadow {harness.hash}", progress)
-        write_episodes(folder / f"{stem}.jsonl", episodes)
-        write_atomic(path, msgspec.json.encode(score) + b"\n")
-    ledger.add(spent(score, "test"))
-    return score
+    phase, out = f"{key} shadow", folder / f"{policy.weights_hash}-{harness.hash}"
+    found, episodes = evaluation.evaluate(
+        policy, domain, harness, "harness", repeats, limit, seed, progress, out, phase, part=tasks
+    )
+    prompt, sampled = tokens(episodes)
+    cost = {"seconds": found.seconds, "dollars": found.dollars}
+    ledger.add(Spent(f"{phase} {harness.hash}", "test", found.rollouts, prompt, sampled, **cost))
+    return found
