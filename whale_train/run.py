@@ -23,8 +23,9 @@ from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, evaluate, load_evaluation
 from whale_train.ledger import Ledger, Spent
-from whale_train.meta_harness.archive import Archive, Score
+from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import score_shadow
+from whale_train.metrics import paired_difference
 from whale_train.policies.base import Policy
 from whale_train.pool import Pool, pool
 from whale_train.preflight import preflight
@@ -70,7 +71,13 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
     }
     if shadow is not None:
         before, after = shadow
-        result["shadow"] = {**_mean(after), "tasks": after.n, "initial": _mean(before)}
+        gain = paired_difference(before.scores, after.scores)
+        result["shadow"] = {
+            **after.summary(),
+            "tasks": after.score.tasks,
+            "initial": before.summary(),
+            "gain": {"mean": gain.mean, "ci95": [gain.low, gain.high]},
+        }
         archive = Archive(_arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
         last = archive.rounds[-1]
         result["search"] = {"mean@1": last.accepted_mean, "optimism": last.optimism, "confirmed": last.confirmed}
@@ -78,15 +85,10 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
     write_report(folder.path)
 
 
-def _mean(score: Score) -> dict[str, Any]:
-    half = 1.96 * score.se
-    return {"mean@1": score.mean, "ci95": [max(0.0, score.mean - half), min(1.0, score.mean + half)]}
-
-
-def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Score, Score] | None:
+def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Evaluation, Evaluation] | None:
     """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow scores."""
     progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in config.arms}
-    shadow: list[tuple[Score, Score]] = []
+    shadow: list[tuple[Evaluation, Evaluation]] = []
     with Display(list(config.arms)) as display:
         asked: set[str] = set()
         for arm in config.arms:
@@ -159,7 +161,7 @@ def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     )
 
 
-def _shadow(config: SearchConfig) -> tuple[Score, Score]:
+def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
     """A worker's job: the first and the accepted harness of a search on the tasks that no proposer sees."""
     (arm,) = config.arms
     folder = _arm_folder(config.folder, arm)
@@ -167,7 +169,7 @@ def _shadow(config: SearchConfig) -> tuple[Score, Score]:
     domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
     policy, progress = _policy(model_of(config, folder, last), config), FileProgress(folder / "progress.json")
 
-    def score(harness: Harness) -> Score:
+    def score(harness: Harness) -> Evaluation:
         share, seed, out = config.search.shadow, config.seed, config.folder / "shadow"
         return score_shadow(policy, domain, harness, share, seed, ledger, progress, last.phase, out)
 
