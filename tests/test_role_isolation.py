@@ -84,7 +84,7 @@ def run(domain: Domain, folder: Path, proposer: Proposer, config: SearchConfig =
     archive, ledger = Archive(folder / "archive", "search-qa"), Ledger(folder / "ledger.jsonl")
     asked = policy(domain)
     best = search(asked, domain, H0, config, archive, proposer, ledger, Silent(), 3, "search")
-    score_shadow(asked, domain, best, config.shadow, 3, ledger, Silent(), "search", folder / "shadow")
+    score_shadow(asked, domain, best, config.shadow, 3, ledger, Silent(), "search", folder / "shadow", 1)
     return archive, ledger
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 
 import pytest
 
-from whale_envs import load_domain, load_harness
+from whale_envs import Harness, load_domain, load_harness
 from whale_envs.domains.math_code import MathCode
 from whale_envs.harness.helpers import ExecResult
 from whale_train import rollout as module
+from whale_train.policies.base import AtOnce
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 from whale_train.rollout import rollout
@@ -37,6 +39,54 @@ def test_the_episodes_are_those_of_one_thread(monkeypatch):
     monkeypatch.setattr(module, "THREADS", 1)
     assert _play(domain) == together
     assert {call.result.status for e in together for call in e.tool_calls} == {"ok"}
+
+
+class Few(ScriptedPolicy):
+    """Answers three requests at a time, as a sampler does whose replies are of uneven length."""
+
+    def sampler(self):
+        return FewAtATime(self._answers)
+
+
+class FewAtATime(AtOnce):
+    def collect(self):
+        waiting, self._waiting = self._waiting[:3], self._waiting[3:]
+        return [(ticket, reply) for (ticket, r) in waiting for reply in self._answer([r])]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_who_goes_on_together_does_not_depend_on_how_long_tools_take(trusted):
+    harness = Harness(load_harness("h0", "math").source, trusted=trusted)
+
+    def played(seconds):
+        def run_code(code, session):
+            time.sleep(seconds())
+            return ExecResult("1\n", "", "ok")
+
+        policy = Few(lambda r: "<python>print(1)</python>" if len(r.ask.messages) < 3 else "\\boxed{1}")
+        domain = MathCode(run_code=run_code)
+        episodes = rollout(policy, domain, harness, domain.splits.weight[:12], "weight", 3, 2)
+        return [request.seed for request in policy.requests], episodes
+
+    rng = random.Random(0)
+    assert played(lambda: rng.random() / 50) == played(lambda: 0)
+
+
+def test_the_policy_goes_on_while_tools_are_at_work(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 60)
+    went_on = threading.Event()
+
+    def run_code(code, session):
+        assert went_on.wait(30), "the policy waits for the tools of the first three"
+        return ExecResult("1\n", "", "ok")
+
+    def script(request):
+        if len(policy.requests) == 6:
+            went_on.set()
+        return "<python>print(1)</python>" if len(request.ask.messages) < 3 else "\\boxed{1}"
+
+    domain, policy = MathCode(run_code=run_code), Few(script)
+    assert len(rollout(policy, domain, load_harness("h0", "math"), domain.splits.weight[:8], "weight", 3)) == 8
 
 
 def test_tools_are_called_side_by_side():

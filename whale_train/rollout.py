@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
@@ -19,13 +20,15 @@ from whale_train.progress import Progress, Silent
 #: Episodes that are in flight at once: with the bundled models, more are hardly faster and hold more memory, in the
 #: caches of keys and values and in a process for each episode whose harness is jailed.
 CONCURRENT = 64
-#: Seconds that episodes wait for those whose tools take longer, so that the same ones go on together in every run; then
-#: they go on without them.
-PATIENCE = 2.0
 #: Trusted episodes that are moved on at once where a domain waits for other processes (`Domain.waits`); elsewhere
-#: threads cost a few percent and gain nothing. Jailed ones take turns: how many of them hang in a row decides when the
-#: harness is given up.
+#: threads cost a few percent and gain nothing. Jailed ones take turns, in a thread of their own: how many of them hang
+#: in a row decides when the harness is given up.
 THREADS = 16
+#: While tools are at work the policy samples on for others, so many times, before it is given what they found. It is
+#: not given that as soon as it is there: the same episodes are to go on together in every run, however busy a machine.
+AHEAD = 2
+#: Seconds that are then waited for a tool that takes longer; the others go on without it.
+PATIENCE = 2.0
 
 Key = tuple[str, int]
 Playing = tuple[Key, HarnessEnv]
@@ -59,10 +62,10 @@ def rollout(
     jail = jail or own
     todo = [(task, repeat) for task in tasks for repeat in range(repeats)]
     done: dict[Key, Episode] = {}
-    threads = ThreadPoolExecutor(THREADS)
-    each: Callable[..., Iterator[Any]] = threads.map if harness.trusted and domain.waits else map
+    threads = ThreadPoolExecutor(THREADS if harness.trusted else 1) if domain.waits else None
+    each: Callable[..., Iterator[Any]] = threads.map if threads else map
     sampler = policy.sampler()
-    stepping = _Stepping(threads if harness.trusted and domain.waits else None, progress)
+    stepping = _Stepping(threads, progress)
     try:
         waiting = iter(todo)
         live: dict[int, Playing] = {}  # by the ticket of the call that is on its way
@@ -87,7 +90,8 @@ def rollout(
             progress.advance(len(stepped) - len(asked))
     finally:
         sampler.close()
-        threads.shutdown(cancel_futures=True)
+        if threads is not None:
+            threads.shutdown(cancel_futures=True)
         if own is not None:
             own.close()
     return [done[task.id, repeat] for task, repeat in todo]
@@ -99,22 +103,32 @@ class _Stepping:
     def __init__(self, threads: ThreadPoolExecutor | None, progress: Progress) -> None:
         self._threads, self._progress = threads, progress
         self.episodes: dict[Future[Ask | None], tuple[Playing, float]] = {}
+        self._together: deque[list[Future[Ask | None]]] = deque()  # those that got their replies at one time
+        self._due: list[Future[Ask | None]] = []  # handed on as soon as they are done
 
     def through(self, replies: list[tuple[Playing, Reply | PolicyError]], others: bool) -> list[Asked]:
-        """Give replies, wait, and return what has got through, those of earlier times among them, in their order.
+        """Give replies, and return the episodes that got theirs `AHEAD` times ago, in their order, and what was late
+        before; sooner if there are no `others` that the policy could go on with.
 
-        With `others` under way elsewhere, those that take longer than `PATIENCE` are left for the next time.
+        Those that then take longer than `PATIENCE` are late.
         """
         if self._threads is None:
             return [(playing, _step(playing[1], reply)) for playing, reply in replies]
         now = time.monotonic()
         new = {self._threads.submit(_step, playing[1], reply): (playing, now) for playing, reply in replies}
         self.episodes |= new
-        if late := wait(new, PATIENCE).not_done:
-            self._tell(len(late))
-        if not others and not any(step.done() for step in self.episodes):
-            wait(self.episodes, return_when=FIRST_COMPLETED)
-        return [(self.episodes.pop(step)[0], step.result()) for step in list(self.episodes) if step.done()]
+        self._together.append(list(new))
+        while self._together and (len(self._together) > AHEAD or not others):
+            due = self._together.popleft()
+            if late := wait(due, PATIENCE).not_done:
+                self._tell(len(late))
+            self._due += due
+            others = others or len(late) < len(due)
+        if not others and self._due:
+            wait(self._due, return_when=FIRST_COMPLETED)
+        done = [step for step in self._due if step.done()]
+        self._due = [step for step in self._due if not step.done()]
+        return [(self.episodes.pop(step)[0], step.result()) for step in done]
 
     def _tell(self, late: int) -> None:
         (key, _), since = min((e for step, e in self.episodes.items() if not step.done()), key=lambda e: e[1])
