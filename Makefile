@@ -11,7 +11,7 @@ VLLM_READY := $(VLLM)/.ready
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 ARGS ?=
 
-.PHONY: setup setup-vllm demo test test-slow test-vllm lint clean
+.PHONY: setup setup-vllm demo test test-slow test-vllm study-smoke lint clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -51,6 +51,9 @@ test-slow: setup
 
 test-vllm: setup-vllm
 	$(VLLM)/bin/python -m pytest -m vllm tests/test_vllm*.py $(ARGS)
+
+study-smoke: setup
+	@$(BIN)/python benchmarks/recipe/run.py --check --domains search-qa --seeds 0 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,147 @@
+"""The study's figures, from results.json alone.
+
+python benchmarks/recipe/figures.py        # figures/{curves,schedules,phases,behaviours}.png
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+from findings import NAMES, WHALE, difference, label, of_arm, scores
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from results import Row, load
+from study import ARMS, SIZES, START
+
+from whale_train.report.figures import COLOURS, FAINT, INK, PHASES, STYLE, png
+
+HERE = Path(__file__).parent
+#: The arms that a curve is drawn of; all of them would hide each other.
+DRAWN = {
+    WHALE: COLOURS["whale"],
+    "adaptive": "#6b4c9a",
+    "stagewise": "#b03a5b",
+    "fst": "#8a7a1f",
+    "weights-only": COLOURS["weights-only"],
+    "harness-only": COLOURS["harness-only"],
+}
+
+
+def curves(axes: Axes, rows: Sequence[Row], domain: str) -> None:
+    """Score over rollouts: each seed's points joined, the mean over seeds at a grid; the end with its interval."""
+    table, grid = scores(rows, domain), [i / 40 * SIZES[domain].budget for i in range(41)]
+    starts = {r.seed: r.mean for r in rows if (r.domain, r.arm) == (domain, START)}
+    for arm, colour in DRAWN.items():
+        lines = [line(row, starts[row.seed]) for row in rows if (row.domain, row.arm) == (domain, arm)
+                 and row.seed in starts]  # fmt: skip
+        if not lines:
+            continue
+        reach = min(points[-1][0] for points in lines)
+        x = [*(g for g in grid if g < reach), reach]
+        axes.plot(x, [100 * statistics.fmean(at(p, g) for p in lines) for g in x], color=colour, lw=1.8)
+        end = of_arm(table, arm)
+        assert end is not None
+        bars = [[100 * (end.mean - end.low)], [100 * (end.high - end.mean)]] if end.low > -1 else None
+        axes.errorbar([reach], [100 * end.mean], yerr=bars, color=colour, marker="o", ms=5, capsize=2, label=label(arm))
+    axes.set_title(NAMES[domain], loc="left", fontweight="bold")
+    axes.set_xlabel("rollouts")
+    axes.set_ylabel("test score, %")
+
+
+def line(row: Row, start: float) -> list[tuple[float, float]]:
+    """A seed's points: the start, those tested on the way, and the end."""
+    return [(0.0, start), *((float(x), y) for x, y in row.curve), (float(row.rollouts), row.mean)]
+
+
+def at(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at `x`, straight between two points."""
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if x <= right:
+            return low if right == left else low + (high - low) * (x - left) / (right - left)
+    return points[-1][1]
+
+
+def schedules(axes: Axes, rows: Sequence[Row], domain: str) -> None:
+    """Each arm minus (0.6, 6), with its interval."""
+    table = scores(rows, domain)
+    names = [arm for arm in ARMS if difference(table, arm, WHALE)]
+    for place, arm in enumerate(reversed(names)):
+        found = difference(table, arm, WHALE)
+        assert found is not None
+        bars = [[100 * (found.mean - found.low)], [100 * (found.high - found.mean)]] if found.low > -1 else None
+        tint = DRAWN.get(arm, INK)
+        axes.errorbar(
+            [100 * found.mean], [place], xerr=bars if arm != WHALE else None, color=tint, marker="o", capsize=2
+        )
+    axes.set_yticks(range(len(names)), [label(arm) for arm in reversed(names)])
+    axes.axvline(0, color=FAINT, lw=0.8, ls=(0, (1, 3)))
+    axes.set_title(NAMES[domain], loc="left", fontweight="bold")
+    axes.set_xlabel(f"points above {label(WHALE)}")
+
+
+def phases(axes: Axes, rows: Sequence[Row], domain: str) -> None:
+    """The phases that adaptive chose, a bar a seed."""
+    mine = [row for row in rows if (row.domain, row.arm) == (domain, "adaptive")]
+    for row in mine:
+        left = 0
+        for kind, units, spent, why in row.phases:
+            axes.barh(row.seed, spent, left=left, color=PHASES[kind], edgecolor="white")
+            text = f"{units:g}" + ("" if why else "·")
+            axes.text(left + spent / 2, row.seed, text, ha="center", va="center", fontsize=8, color=INK)
+            left += spent
+    axes.set_yticks([row.seed for row in mine], [f"seed {row.seed}" for row in mine])
+    axes.invert_yaxis()
+    axes.set_title(NAMES[domain], loc="left", fontweight="bold")
+    axes.set_xlabel("rollouts; in the bars: epochs of weights, rounds of search (·: cut by the budget)")
+
+
+def behaviours(axes: Axes, rows: Sequence[Row], domain: str) -> None:
+    """How often each behaviour was seen at the ends, mean over seeds."""
+    arms = [START, *DRAWN]
+    names = sorted({name for row in rows if row.domain == domain for name in row.behaviours})
+    tints = {START: FAINT, **DRAWN}
+    for offset, arm in enumerate(arms):
+        mine = [row for row in rows if (row.domain, row.arm) == (domain, arm)]
+        for place, name in enumerate(names):
+            seen = [row.behaviours[name] for row in mine if name in row.behaviours]
+            if seen:
+                y = place + (offset - len(arms) / 2) * 0.11
+                axes.plot([100 * statistics.fmean(seen)], [y], marker="o", ms=5, color=tints[arm], ls="",
+                          label=label(arm) if place == 0 else None)  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(-3, 103)
+    axes.set_title(NAMES[domain], loc="left", fontweight="bold")
+    axes.set_xlabel("% of test episodes")
+
+
+def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row], path: Path, legend: bool) -> None:
+    """One panel a domain that has lines."""
+    domains = [domain for domain in SIZES if any(row.domain == domain for row in rows)]
+    with matplotlib.rc_context(STYLE):
+        whole = Figure(figsize=(5.4 * len(domains), 4.6), layout="constrained")
+        for place, domain in enumerate(domains, 1):
+            axes = whole.add_subplot(1, len(domains), place)
+            draw(axes, rows, domain)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="both", color="#e3e7eb", linewidth=0.6)
+            axes.set_axisbelow(True)
+            if legend and place == 1:
+                axes.legend(fontsize=8, frameon=False)
+        png(whole, path)
+
+
+def main(results: Path = HERE / "results.json", out: Path = HERE / "figures") -> None:
+    """Draw all of them."""
+    rows = load(results).results
+    out.mkdir(exist_ok=True)
+    for name, draw in {"curves": curves, "schedules": schedules, "phases": phases, "behaviours": behaviours}.items():
+        figure(draw, rows, out / f"{name}.png", legend=draw in (curves, behaviours))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The study's arms and sizes: each arm of a seed is a `RunConfig`, as `whale run` takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whale_envs.errors import unknown
+from whale_train.config import RunConfig
+
+#: The arm that is only tested: the bundled weights under h0, where all others start.
+START = "start"
+#: What makes each arm; (epochs, rounds) are the paper's.
+ARMS: dict[str, dict[str, Any]] = {
+    "weights-only": {"schedule": "weights-only", "cycles": 4},
+    "harness-only": {"schedule": "harness-only", "cycles": 4},
+    "fst": {"epochs": 0.6, "rounds": 6, "edits": "prompt-only"},
+    "stagewise": {"schedule": "stagewise", "epochs": 0.6, "rounds": 6},
+    "fixed-0.2-2": {"epochs": 0.2, "rounds": 2},
+    "fixed-0.2-6": {"epochs": 0.2, "rounds": 6},
+    "fixed-0.6-2": {"epochs": 0.6, "rounds": 2},
+    "fixed-0.6-6": {"epochs": 0.6, "rounds": 6},
+    "fixed-1.0-10": {"epochs": 1.0, "rounds": 10},
+    "adaptive": {"schedule": "adaptive"},
+}
+#: Episodes of each test task at the end, and at a point of the curve before that.
+REPEATS, CURVE_REPEATS = 8, 1
+#: The most points of a curve between its start and its end.
+CURVE_POINTS = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is smaller than in the paper, a domain: an RSFT step is `prompts` x `group` rollouts (256 x 8 there), a
+    search round `candidates` x `tasks` (3 x 256), an arm `budget` rollouts (about 600,000), a test `test` tasks."""
+
+    prompts: int
+    group: int
+    candidates: int
+    tasks: int
+    budget: int
+    test: int = 256
+
+
+#: 204 prompts are a fifth of the 1,024 weight tasks, so that 0.2, 0.6 and 1.0 epochs are whole steps.
+SIZES = {
+    "search-qa": Sizes(204, 1, 2, 64, 4736),
+    "math": Sizes(204, 1, 2, 64, 4736),
+    "chess": Sizes(204, 1, 2, 64, 4736),
+}
+
+
+def arm_config(domain: str, arm: str, seed: int, work: Path) -> RunConfig:
+    """The configuration of an arm. Raises `UserError` for a name that is none."""
+    if domain not in SIZES:
+        raise unknown("domain", domain, SIZES)
+    if arm not in (START, *ARMS):
+        raise unknown("arm", arm, ARMS)
+    size = SIZES[domain]
+    given: dict[str, Any] = {
+        "prompts": size.prompts,
+        "group": size.group,
+        "candidates": size.candidates,
+        "tasks": size.tasks,
+        "budget_rollouts": size.budget,
+        "repeats": REPEATS,
+        "limit": size.test,
+        **ARMS.get(arm, {}),
+    }
+    return RunConfig(domain=domain, seed=seed, out=work / domain / arm / str(seed), **given)
+
+
+def command(domain: str, arm: str, seed: int) -> str:
+    """What runs one line again, where it is not done."""
+    return f"python benchmarks/recipe/run.py --domains {domain} --arms {arm} --seeds {seed}"

@@ -1,0 +1,186 @@
+"""The study of benchmarks/recipe: its arms differ and cost the same, its lines are kept, its intervals hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_envs.errors import UserError
+from whale_train.config import RunConfig
+from whale_train.whale import plan_of
+
+HOME = Path(__file__).parents[1] / "benchmarks" / "recipe"
+sys.path.insert(0, str(HOME))
+
+import findings  # noqa: E402
+import results  # noqa: E402
+import run  # noqa: E402
+import study  # noqa: E402
+
+TINY = study.Sizes(prompts=8, group=2, candidates=1, tasks=8, budget=112, test=4)
+
+
+def row(domain: str = "math", arm: str = "fst", seed: int = 0, by_task: str = "0408", **more: Any) -> results.Row:
+    """A line of the results."""
+    mean = sum(map(int, by_task)) / (8 * len(by_task))
+    line = results.Row(domain, arm, seed, 100, mean, (0.0, 1.0), "", by_task, {"moved": 0.5}, [], [], 1.0)
+    return msgspec.structs.replace(line, **more)
+
+
+@pytest.mark.parametrize("domain", study.SIZES)
+def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domain: str, tmp_path: Path) -> None:
+    shapes = set()
+    for arm in study.ARMS:
+        config = study.arm_config(domain, arm, 0, tmp_path)
+        config.check()
+        plan = plan_of(config, config.arms[0], config.load_domain())
+        assert plan.budget == study.SIZES[domain].budget
+        shapes.add((plan.schedule, plan.steps, plan.rounds, config.edits))
+        if arm.startswith("fixed"):
+            cycle = plan.steps * plan.costs.step + plan.costs.baseline + plan.rounds * plan.costs.round
+            assert 2 * cycle <= plan.budget
+            assert plan.steps == round(5 * config.epochs), "whole fifths of an epoch"
+    assert len(shapes) == len(study.ARMS)
+
+
+@pytest.mark.parametrize(("domain", "arm"), [("maths", "fst"), ("math", "fts")])
+def test_a_name_that_is_none_is_answered_in_one_line(domain: str, arm: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        study.arm_config(domain, arm, 0, tmp_path)
+
+
+class Inline:
+    """Stands for a pool: jobs are done at once, here."""
+
+    def submit(self, job: Callable[..., Any], *args: Any, then: Callable[[Any], None]) -> None:
+        """See `Pool.submit`."""
+        then(job(*args))
+
+    def run(self) -> None:
+        """See `Pool.run`."""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A study of seconds, in this process."""
+    monkeypatch.setitem(study.SIZES, "search-qa", TINY)
+    yield
+
+
+def test_an_arm_runs_once_and_comes_out_the_same_again(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jobs(work: str, *arms: str) -> list[tuple[RunConfig, str]]:
+        return run.jobs(run.Options(("search-qa",), arms, (3,), tmp_path / work))
+
+    path, arms = tmp_path / "results.json", ("start", "fixed-0.2-2")
+    kept = results.current()
+    run.run_all(jobs("a", *arms), Inline(), kept, path)  # type: ignore[arg-type]
+    start, end = results.load(path).results
+    assert (start.arm, start.rollouts, start.phases) == ("start", 0, [])
+    assert 0 < end.rollouts <= TINY.budget and end.phases[0][0] == "weights"
+    assert end.mean == sum(map(int, end.by_task)) / (8 * TINY.test)
+    assert json.loads(path.read_bytes())["results"][1]["mean@8"] == end.mean
+    monkeypatch.setattr("play.run_arm", None)  # what is done is not done again
+    run.run_all(jobs("a", *arms), Inline(), kept, path)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    again = results.current()
+    monkeypatch.setitem(study.SIZES, "search-qa", TINY)
+    run.run_all(jobs("b", "fixed-0.2-2"), Inline(), again, tmp_path / "again.json")  # type: ignore[arg-type]
+    assert results.changes(again, kept) == []
+
+
+def test_a_line_takes_the_place_of_the_one_before_it() -> None:
+    hashes = {"weights": "a"}
+    kept = results.current()
+    for line in (row(arm="adaptive"), row(), row(domain="search-qa"), row(by_task="8888")):
+        kept.add(results.Done(line, hashes))
+    assert [(r.domain, r.arm, r.mean) for r in kept.results] == [
+        ("search-qa", "fst", 0.1875 * 2),
+        ("math", "fst", 1.0),
+        ("math", "adaptive", 0.1875 * 2),
+    ]
+    with pytest.raises(UserError, match="began with"):
+        kept.add(results.Done(row(seed=1), {"weights": "b"}))
+
+
+def test_results_are_read_as_they_were_written_and_other_sizes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = tmp_path / "results.json", results.current()
+    kept.add(results.Done(row(phases=[("weights", 0.2, 204, "")], curve=[(204, 0.1)]), {"weights": "a"}))
+    results.save(kept, path)
+    assert results.load(path) == kept
+    monkeypatch.setitem(study.SIZES, "math", TINY)
+    with pytest.raises(UserError, match="other sizes"):
+        results.load(path)
+
+
+def test_a_number_that_changed_is_named_and_time_is_none() -> None:
+    here, there = results.current(), results.current()
+    there.add(results.Done(row(), {}))
+    here.add(results.Done(row(seconds=9.0), {}))
+    assert results.changes(here, there) == []
+    here.add(results.Done(row(rollouts=99), {}))
+    assert results.changes(here, there) == ["math fst 0: rollouts is 99, and was 100"]
+    assert results.lacking(there, [("math", "fst", 0), ("math", "fst", 1)]) == [("math", "fst", 1)]
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 6), st.integers(2, 40), st.integers(0, 1000))
+def test_an_interval_holds_its_mean_and_is_wider_than_either_alone(seeds: int, tasks: int, state: int) -> None:
+    values = np.random.default_rng(state).random((seeds, tasks))
+    found = findings.crossed(values)
+    half = found.high - found.mean
+    assert found.low < found.mean < found.high and found.mean == pytest.approx(values.mean())
+    for axis, count in ((1, seeds), (0, tasks)):
+        assert half > 1.95 * math.sqrt(values.mean(axis=axis).var(ddof=1) / count)
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        chance = np.clip(0.4 + rng.normal(0, 0.05, (5, 1)) + rng.normal(0, 0.25, (1, 64)), 0, 1)
+        found = findings.crossed(rng.binomial(8, chance) / 8)
+        held += found.low < 0.4 < found.high
+    assert held / 400 >= 0.94
+
+
+def test_differences_are_paired_by_seed_and_task_and_one_seed_has_no_interval() -> None:
+    lines = [row(arm=arm, seed=s, by_task=t) for s, a, b in [(0, "0448", "1558"), (1, "8080", "8180"), (2, "88", "")]
+             for arm, t in (("fst", a), ("adaptive", b)) if t]  # fmt: skip
+    table = findings.scores(lines, "math")
+    found = findings.difference(table, "adaptive", "fst")
+    assert found is not None and found.mean == pytest.approx((3 + 1) / 8 / 8)
+    one = findings.difference(findings.scores(lines[:2], "math"), "adaptive", "fst")
+    assert one is not None and math.isinf(one.low) and findings.above(one) == "one seed"
+    assert findings.difference(table, "adaptive", "stagewise") is None
+
+
+def test_the_tables_stand_between_their_markers_however_often_they_are_written(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{findings.BEGIN}\nold\n{findings.END}\nafter\n")
+    lines = [row(domain, arm, seed) for domain in study.SIZES for arm in ("start", *study.ARMS) for seed in (0, 1)]
+    findings.write(readme, lines)
+    once = readme.read_text()
+    findings.write(readme, lines)
+    assert readme.read_text() == once and "\nold\n" not in once
+    assert once.startswith("before\n") and once.endswith("after\n")
+    assert "(0.6, 6) is above stagewise" in once
+
+
+def test_the_committed_tables_are_those_of_the_committed_results() -> None:
+    if not (HOME / "results.json").exists():
+        pytest.skip("no results yet")
+    rows = results.load(HOME / "results.json").results
+    assert findings.section(rows) in (HOME / "README.md").read_text(), "python benchmarks/recipe/findings.py"
