@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,10 +19,10 @@ from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.run_folder import RunFolder
 
-#: (phase, rollouts, chance to answer right, whether the changed harness runs) for the points of each arm
+#: (phase, rollouts, chance to answer right, how many changes the harness has) for the points of each arm
 CURVES = {
     "whale": [("start", 0, 0.2, 0), ("weights", 600, 0.35, 0), ("harness", 900, 0.5, 1), ("weights", 1500, 0.62, 1),
-              ("harness", 1800, 0.66, 1)],
+              ("harness", 1800, 0.66, 2)],
     "weights-only": [("start", 0, 0.2, 0), ("weights", 900, 0.36, 0), ("weights", 1800, 0.4, 0)],
     "harness-only": [("start", 0, 0.2, 0), ("harness", 900, 0.3, 1), ("harness", 1800, 0.33, 1)],
 }  # fmt: skip
@@ -62,44 +64,50 @@ def scripted(skill: float, name: str) -> ScriptedPolicy:
     return ScriptedPolicy(reply, name)
 
 
-def make_run(folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES)) -> Path:
+def make_run(
+    folder: Path, tasks: int = 10, arms: tuple[str, ...] = tuple(CURVES), seed: int = 0, **options: Any
+) -> Path:
     """A finished run folder with these arms, each point tested on `tasks` tasks, 8 repeats each."""
-    domain, h0 = load_domain("search-qa"), Harness(START, "start", trusted=True)
-    source = h0.source.replace("PASSAGES = 1", "PASSAGES = 2").replace("WORDS = 24", "WORDS = 48")
-    changed = Harness(source, "changed", trusted=True)
-    config = RunConfig(out=folder)
+    domain = load_domain("search-qa")
+    second = START.replace("PASSAGES = 1", "PASSAGES = 2").replace("WORDS = 24", "WORDS = 48")
+    sources = [START, second, second.replace("TURNS = 3", "TURNS = 4")]
+    harnesses = [Harness(source, f"changed {i} times", trusted=True) for i, source in enumerate(sources)]
+    config = RunConfig(out=folder, seed=seed, **options)
     with RunFolder(config, "full") as run:
         for arm in arms:
             home, rows = folder / "arms" / arm, []
             ledger = Ledger(home / "ledger.jsonl")
-            for i, (phase, rollouts, skill, second) in enumerate(CURVES[arm]):
-                harness, policy = (changed if second else h0), scripted(skill, f"{arm} {i}")
+            for i, (phase, rollouts, skill, changes) in enumerate(CURVES[arm]):
+                harness, policy = harnesses[changes], scripted(skill, f"{arm} {i}")
                 result, episodes = evaluate(
-                    policy, domain, harness, "test", limit=tasks, seed=0, folder=folder / "test" / f"{arm}-{i}"
+                    policy, domain, harness, "test", limit=tasks, seed=seed, folder=folder / "test" / f"{arm}-{i}"
                 )
-                kind = {"weights": "training", "harness": "search"}.get(phase, "test")
+                kind = {"weights": "sampling", "harness": "search"}.get(phase, "test")
                 prompt, sampled = tokens(episodes)
                 ledger.add(Spent(f"{i} {phase}", kind, rollouts, prompt, sampled, seconds=12.5 * i))
                 point = {"rollouts": rollouts, "phase": f"{i} {phase}", "kind": phase, "cycle": (i + 1) // 2}
                 hashes = {"harness": harness.hash, "weights": policy.weights_hash}
                 rows.append(point | hashes | result.summary() | {"test": f"{arm}-{i}"})
+            ledger.add(Spent("proposals", "proposer", seconds=3.0, dollars=1.25))
+            ledger.add(Spent("judged", "search", dollars=0.75, judge=0.5))
             write_atomic(home / "curve.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
             write_atomic(home / "state.json", msgspec.json.encode(rows))
             write_atomic(home / "harness.py", harness.source.encode())
             if arm != "weights-only":
-                archive = Archive(home / "archive", "search-qa")
-                key = ScoreKey("w0", "data", 0)
-                archive.add(h0.source, "Where the search starts from.", (), (), "start")
-                archive.begin(Phase("cycle 1", key), h0.hash)
-                archive.record(h0.hash, key, Score(0.31, 0.02, 100, 2.0, "u0"), [])
-                archive.add(
-                    source,
-                    "Two passages and <twice> the words hold the answer more often.",
-                    (h0.hash,),
-                    ("PASSAGES up",),
-                    "r1",
-                )
-                archive.record(changed.hash, key, Score(0.42, 0.02, 100, 2.0, "u1"), [])
-                archive.finish_round(Round("cycle 1", 1, [], changed.hash, 0.42, optimism=0.0171, confirmed=0.387))
+                _search(Archive(home / "archive", "search-qa"), harnesses[: changes + 1])
         run.write_result(rollouts=1800, seconds=301.0)
     return folder
+
+
+def _search(archive: Archive, accepted: list[Harness]) -> None:
+    """File a search that came to these harnesses, one in each of its phases."""
+    key, start = ScoreKey("w0", "data", 0), accepted[0]
+    archive.add(start.source, "Where the search starts from.", (), (), "start")
+    archive.begin(Phase("cycle 1", key), start.hash)
+    archive.record(start.hash, key, Score(0.31, 0.02, 100, 2.0, "u0"), [])
+    hypotheses = ["Two passages and <twice> the words hold the answer more often.", "Another turn finds what is left."]
+    for i, (before, after) in enumerate(itertools.pairwise(accepted), 1):
+        archive.add(after.source, hypotheses[i - 1], (before.hash,), (f"change {i}",), f"r{i}")
+        archive.record(after.hash, key, Score(0.41 + i / 100, 0.02, 100, 2.0, f"u{i}"), [])
+        last = {"optimism": 0.0171, "confirmed": 0.387}
+        archive.finish_round(Round(f"cycle {i}", 1, [], after.hash, 0.41 + i / 100, **last))

@@ -13,7 +13,7 @@ from whale_envs import Domain, Episode, Harness, Task
 from whale_envs.episode import read_episodes, read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
-from whale_train.ledger import dollars
+from whale_train.ledger import dollars, judge_dollars
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress, Silent
@@ -39,7 +39,7 @@ class Key(msgspec.Struct, frozen=True):
 
 class Evaluation(msgspec.Struct, frozen=True):
     """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner; `dollars` is
-    what services cost: a judge model, a policy behind an API."""
+    what services cost: a judge model, whose part `judge` is, and a policy behind an API."""
 
     key: Key
     score: Estimate
@@ -49,6 +49,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     rollouts: int
     seconds: float
     dollars: float = 0.0
+    judge: float = 0.0
 
     def summary(self) -> dict[str, object]:
         """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}."""
@@ -118,8 +119,8 @@ def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluati
     for episode in episodes:
         if episode.failure is not None:
             failures[episode.failure.owner] = failures.get(episode.failure.owner, 0) + 1
-    estimate, rates, spent = mean_at_k(scores), behaviour_rates(episodes), dollars(episodes)
-    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, spent)
+    estimate, rates, spent = mean_at_k(scores), behaviour_rates(episodes), (dollars(episodes), judge_dollars(episodes))
+    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, *spent)
 
 
 def load_evaluation(folder: Path) -> Evaluation | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ class Spent(msgspec.Struct, frozen=True):
     `key` names the unit (its phase, step or candidate) and is unique in a ledger; `kind` is "sampling",
     "training", "search", "proposer" or "test". Tokens are counted as the policy counts them; test rollouts are
     kept apart from the budget, since a user who deploys does not pay for them. `dollars` is what services asked: the
-    proposer's, and beside rollouts a judge model's and that of a policy behind an API.
+    proposer's, and beside rollouts a judge model's and that of a policy behind an API; `judge` is the judge's part.
     """
 
     key: str
@@ -29,6 +29,7 @@ class Spent(msgspec.Struct, frozen=True):
     trained_tokens: int = 0
     seconds: float = 0.0
     dollars: float = 0.0
+    judge: float = 0.0
 
 
 class Ledger:
@@ -69,11 +70,12 @@ class Ledger:
     def by_kind(self) -> dict[str, Spent]:
         """Totals, one `Spent` a kind, keyed by it."""
         kinds = sorted({s.kind for s in self.lines.values()})
-        return {k: _sum(k, [s for s in self.lines.values() if s.kind == k]) for k in kinds}
+        return {k: total(k, [s for s in self.lines.values() if s.kind == k]) for k in kinds}
 
 
-def _sum(kind: str, lines: list[Spent]) -> Spent:
-    fields = ("rollouts", "prompt_tokens", "sampled_tokens", "trained_tokens", "seconds", "dollars")
+def total(kind: str, lines: Sequence[Spent]) -> Spent:
+    """The sum of these lines, as one of this kind."""
+    fields = ("rollouts", "prompt_tokens", "sampled_tokens", "trained_tokens", "seconds", "dollars", "judge")
     return Spent(kind, kind, **{f: sum(getattr(s, f) for s in lines) for f in fields})
 
 
@@ -90,3 +92,8 @@ def _counted(reply: Reply) -> tuple[int, int]:
 def dollars(episodes: Iterable[Episode]) -> float:
     """Dollars that services asked for these episodes: a judge model, and an endpoint that is the policy."""
     return sum(e.verdict.dollars + sum(c.reply.dollars for c in e.calls) for e in episodes)
+
+
+def judge_dollars(episodes: Iterable[Episode]) -> float:
+    """The judge model's part of them."""
+    return sum(e.verdict.dollars for e in episodes)

@@ -65,8 +65,8 @@ class Score(msgspec.Struct, frozen=True):
     """How a harness did on `n` tasks, one episode each: the mean of the verdicts with its standard error.
 
     `turns` is the mean number of model calls. `unit` is the ledger key under which the rollouts were paid, `dollars`
-    what a judge model cost. `dropped`: it lost a race before it had played all tasks, and its mean is over those that
-    it played; it is compared with no other mean.
+    what services cost, `judge` a judge model's part of that. `dropped`: it lost a race before it had played all tasks,
+    and its mean is over those that it played; it is compared with no other mean.
     """
 
     mean: float
@@ -79,6 +79,7 @@ class Score(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     dollars: float = 0.0
     dropped: bool = False
+    judge: float = 0.0
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from whale_envs import Domain, Episode, Harness
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train import evaluate as evaluation
-from whale_train.ledger import Ledger, Spent, dollars, tokens
+from whale_train.ledger import Ledger, Spent, dollars, judge_dollars, tokens
 from whale_train.meta_harness.archive import Outcome, Score
 from whale_train.meta_harness.racing import behind, stages
 from whale_train.policies.base import Policy
@@ -81,14 +81,15 @@ def evaluate(
         seconds=round(time.perf_counter() - start, 3),
         dollars=dollars(episodes),
         dropped=len(episodes) < len(tasks),
+        judge=judge_dollars(episodes),
     )
     return score, episodes
 
 
 def spent(score: Score, kind: str) -> Spent:
     """The ledger's line for a score; it names the unit that played it, so that it is never counted twice."""
-    counts = score.prompt_tokens, score.sampled_tokens
-    return Spent(score.unit, kind, score.n, *counts, seconds=score.seconds, dollars=score.dollars)
+    counts, cost = (score.prompt_tokens, score.sampled_tokens), {"dollars": score.dollars, "judge": score.judge}
+    return Spent(score.unit, kind, score.n, *counts, seconds=score.seconds, **cost)
 
 
 def score_shadow(
@@ -115,6 +116,6 @@ def score_shadow(
         policy, domain, harness, "harness", repeats, limit, seed, progress, out, phase, part=tasks
     )
     prompt, sampled = tokens(episodes)
-    cost = {"seconds": found.seconds, "dollars": found.dollars}
+    cost = {"seconds": found.seconds, "dollars": found.dollars, "judge": found.judge}
     ledger.add(Spent(f"{phase} {harness.hash}", "test", found.rollouts, prompt, sampled, **cost))
     return found

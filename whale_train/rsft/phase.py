@@ -127,6 +127,7 @@ class _Watch(TrainerCallback):
                 sampled_tokens=int(logs["tokens/sampled"]),
                 seconds=logs["seconds/sampling"],
                 dollars=logs["dollars"],
+                judge=logs["dollars"],  # weights that are trained are behind no API, so nobody else asks for money
             )
         )
         self._ledger.add(

@@ -12,10 +12,10 @@ import msgspec
 from whale_envs import Episode
 from whale_envs.episode import read_episodes, read_json
 from whale_envs.errors import UserError
-from whale_envs.harness.load import load_harness
+from whale_envs.task import SPLITS
 from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
-from whale_train.meta_harness.archive import Archive, Candidate, Round, last_rounds
+from whale_train.meta_harness.archive import Archive, Round, last_rounds
 from whale_train.metrics import behaviour_rates, scores_by_task
 from whale_train.run_folder import RunInfo, read_run
 
@@ -56,24 +56,26 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A harness on the way from the first to the accepted one: its hash, hypothesis, axes and best search score."""
+    """A harness that was accepted, the one that the search started from first: when that was, and its search score
+    then, under the weights of that time; None for one that has not played."""
 
     hash: str
+    when: str
     hypothesis: str
     axes: list[str]
     score: float | None
+    source: str
 
 
 @dataclass
 class Arm:
-    """One arm of a run, with what its first and its last test say; `searched` has the last round of each search."""
+    """One arm of a run, with what its tests say; `searched` has the last round of each search."""
 
     name: str
     folder: Path
     curve: list[Point]
     ledger: dict[str, Spent]
     phases: list[Ended] = field(default_factory=list)
-    harness: str | None = None
     steps: list[Step] = field(default_factory=list)
     searched: list[Round] = field(default_factory=list)
     candidates: int = 0
@@ -107,13 +109,22 @@ class Arm:
 
 @dataclass
 class Run:
-    """A run folder as a report shows it. `start` is the source of the harness that all arms started from."""
+    """A run folder as a report shows it."""
 
     folder: Path
     info: RunInfo
     arms: list[Arm]
-    start: str | None
     result: dict[str, Any]
+
+    @property
+    def k(self) -> int:
+        """Episodes of each test task."""
+        return self.arms[0].curve[0].k
+
+    @property
+    def test_set(self) -> str:
+        """The hash of the test tasks."""
+        return dict(zip(SPLITS, self.info.hashes["data"].split("-"), strict=True))["test"]
 
 
 def read_report(folder: Path) -> Run:
@@ -129,7 +140,7 @@ def read_report(folder: Path) -> Run:
         raise UserError(f"{folder} has no tested point yet: let `{info.command}` get past its first test, then report")
     path = folder / "result.json"
     result = read_json(path, dict[str, Any]) if path.exists() else {}
-    return Run(folder, info, arms, _start(folder, arms, info), result)
+    return Run(folder, info, arms, result)
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -141,16 +152,14 @@ def _arm(folder: Path, info: RunInfo) -> Arm:
     points = (
         [_point(curve, i, line) for i, line in enumerate(curve.read_bytes().splitlines())] if curve.exists() else []
     )
-    harness = folder / "harness.py"
     state = folder / "state.json"
     phases = read_json(state, list[Ended]) if state.exists() else []
     arm = Arm(folder.name, folder, points, Ledger(folder / "ledger.jsonl").by_kind(), phases)
-    arm.harness = harness.read_text() if harness.exists() else None
     if (folder / "archive" / "archive.json").exists():
         archive = Archive(folder / "archive", info.config["domain"])
         arm.candidates = len(archive.candidates)
         arm.searched = last_rounds(archive.rounds)
-        arm.steps = _line(archive, points[-1].harness if points else archive.accepted)
+        arm.steps = _accepted(archive)
     return arm
 
 
@@ -165,27 +174,16 @@ def _point(path: Path, index: int, line: bytes) -> Point:
         raise UserError(f"{path}:{index + 1} is no point of a curve: {error}") from None
 
 
-def _line(archive: Archive, accepted: str) -> list[Step]:
-    """The accepted harness and what it was made from, first parent by first parent, the oldest first."""
-    line: list[Candidate] = []
-    while accepted in archive and all(c.hash != accepted for c in line):
-        line.append(archive[accepted])
-        if not line[-1].parents:
-            break
-        accepted = line[-1].parents[0]
-    best = {c.hash: max((s.mean for s in c.scores.values()), default=None) for c in line}
-    return [Step(c.hash, c.hypothesis, c.axes, best[c.hash]) for c in reversed(line)]
-
-
-def _start(folder: Path, arms: list[Arm], info: RunInfo) -> str | None:
-    """The source that all arms started from: an archive's, the run's own copy, or as it ships, if it is still that."""
-    first = arms[0].curve[0].harness
-    kept = [arm.folder / "archive" / "candidates" / first / "harness.py" for arm in arms]
-    for path in (*kept, *folder.glob("start/*.py")):
-        if path.exists():
-            return path.read_text()
-    try:
-        harness = load_harness(info.config["harness"], info.config["domain"])
-    except UserError:  # a name that ships no more; a report does without the diff then
-        return None
-    return harness.source if harness.hash == first else None
+def _accepted(archive: Archive) -> list[Step]:
+    """The harnesses that were accepted, in order: the one that the first search started from, then each new one."""
+    if not archive.candidates:
+        return []
+    first = archive.candidates[0]
+    score = next((s.mean for s in first.scores.values()), None)
+    steps = [Step(first.hash, "start", first.hypothesis, first.axes, score, archive.source(first.hash))]
+    for done in archive.rounds:
+        if done.accepted != steps[-1].hash:
+            new, when = archive[done.accepted], f"{done.phase}, round {done.round}"
+            source = archive.source(new.hash)
+            steps.append(Step(new.hash, when, new.hypothesis, new.axes, done.accepted_mean, source))
+    return steps
