@@ -23,12 +23,17 @@ from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, in
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write report.html and report.png from a run folder."""
+    """Write report.html and report.png from a run folder; from several, comparison.html and comparison.png, with those
+    pooled that differ only in their seeds."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A folder that `whale run`, train or search made."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders that `whale run`, train or search made; several have to be tested on the same tasks."""
     out: Path | None = None
-    """Where to write; by default into the run folder."""
+    """Where to write; by default into the run folder, and for several into the current one."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("report: expected RUN, the folder of a run, or several to compare")
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,12 @@ def execute(command: Command) -> int:
 
         return doctor(command.out)
     if isinstance(command, ReportConfig):
-        from whale_train.report import write_report
+        from whale_train.report import write_comparison, write_report
 
-        print(write_report(command.run, command.out))
+        if len(command.runs) == 1:
+            print(write_report(command.runs[0], command.out))
+        else:
+            print(write_comparison(command.runs, command.out or Path()))
         return 0
     if isinstance(command, ArchiveConfig | DiffConfig | EpisodeConfig):
         from whale_train.archive_commands import compare, show_archive, show_episode
