@@ -11,13 +11,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from whale_envs.errors import UserError
 from whale_train.audit_command import AuditConfig, audit_harness
 from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
+from whale_train.plan import PlanConfig
+from whale_train.recipes import as_arguments, read_recipe
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
 
 
@@ -101,6 +103,7 @@ class DataConfig:
 
 Command = (
     Annotated[RunConfig, tyro.conf.subcommand("run")]
+    | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[SearchConfig, tyro.conf.subcommand("search")]
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
@@ -117,16 +120,32 @@ Command = (
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """The command that the arguments ask for. tyro's boxed complaints become one line."""
+    """The command that the arguments ask for; where it names a recipe, what is not among them comes from there."""
+    command: Command = _parsed(Command, argv, "whale")
+    if not isinstance(command, RunConfig) or command.recipe is None:
+        return command
+    recipe, kind = read_recipe(command.recipe), type(command)
+    options = {**recipe.run, **recipe.plan} if kind is PlanConfig else recipe.run
+    try:
+        base = _parsed(kind, as_arguments(recipe, options, kind), "whale")
+    except UserError as error:
+        raise UserError(f"recipe {recipe.path}: {error}") from None
+    found: Command = _parsed(kind, argv[1:], f"whale {argv[0]}", default=base)
+    return found
+
+
+def _parsed(kind: Any, argv: Sequence[str], prog: str, **default: RunConfig) -> Any:
+    """What the arguments make of a class, or of a union of commands. tyro's boxed complaints become one line."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(  # type: ignore[call-overload, no-any-return]
-                Command,
+            return tyro.cli(
+                kind,
                 args=argv,
-                prog="whale",
+                prog=prog,
                 description="Train a language-model agent's weights and its harness in turn.",
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+                **default,
             )
     except SystemExit as end:
         if end.code in (None, 0):
@@ -140,6 +159,11 @@ def execute(command: Command) -> int:
         from whale_train.doctor import doctor
 
         return doctor(command.out)
+    if isinstance(command, PlanConfig):
+        from whale_train.plan_text import told
+
+        print(told(command))
+        return 0
     if isinstance(command, ReportConfig):
         from whale_train.report import write_comparison, write_report
 

@@ -38,6 +38,8 @@ class Job:
     """What every command that makes a run folder takes."""
 
     kind: ClassVar[str]
+    #: Fields that decide nothing of the result.
+    words: ClassVar[tuple[str, ...]] = ("out",)
 
     domain: str = "search-qa"
     """search-qa, math or chess."""
@@ -107,8 +109,8 @@ class Job:
         return replace(self, out=self.folder)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON values: all fields but where it is written."""
-        return {name: value for name, value in asdict(self).items() if name != "out"}
+        """Everything that decides the result, as JSON values: all fields but `words`."""
+        return {name: value for name, value in asdict(self).items() if name not in self.words}
 
     def _positive(self, *names: str) -> None:
         for name in names:
@@ -247,7 +249,11 @@ class RunConfig(WeightOptions, SearchOptions):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
+    words: ClassVar[tuple[str, ...]] = ("out", "recipe")  # a recipe is what its options are
 
+    recipe: str | None = None
+    """A recipe that ships, or a TOML file like those: what is not given beside it is taken from there, not from the
+    defaults. `whale plan RECIPE` says what it would cost."""
     cycles: int = 2
     """How often a weight phase and a harness phase follow each other."""
     schedule: Schedule = "fixed"
@@ -259,6 +265,8 @@ class RunConfig(WeightOptions, SearchOptions):
     goes on for as many cycles as there is room for."""
     final_search: bool = True
     """A search follows the last training: rollouts are kept back for it where the budget decides which that is."""
+    baselines: bool = True
+    """Weights alone and harness alone run beside it, on the same budget."""
     rescore: int = 0
     """How many of the best old harnesses each harness phase scores again under the new weights, before its rounds."""
 
@@ -270,6 +278,10 @@ class RunConfig(WeightOptions, SearchOptions):
 
     def check(self) -> None:
         """See `Job.check`."""
+        if self.recipe and self.dataset:
+            from whale_train.recipes import check_data
+
+            check_data(self.recipe, self.domain, self.dataset)
         super().check()
         from whale_train.whale import plan_of
 
@@ -285,7 +297,8 @@ class RunConfig(WeightOptions, SearchOptions):
     def arms(self) -> tuple[str, ...]:
         """See `ArmOptions.arms`."""
         alone = self.schedule in ("weights-only", "harness-only")
-        return (self.schedule,) if alone else ("whale", "weights-only", "harness-only")
+        beside = ("weights-only", "harness-only") if self.baselines else ()
+        return (self.schedule,) if alone else ("whale", *beside)
 
     @property
     def search(self) -> PhaseConfig:

@@ -45,6 +45,11 @@ class Patience:
     patience: int
     window: int
 
+    @property
+    def earliest(self) -> int:
+        """The units after which a phase can end at the earliest."""
+        return max(self.minimum, self.window + self.patience)
+
     def over(self, signal: Sequence[float]) -> str:
         """Why a phase ends after these units; "" when it goes on."""
         means = [statistics.fmean(signal[end - self.window : end]) for end in range(self.window, len(signal) + 1)]
@@ -186,19 +191,27 @@ class Plan:
             if fits:
                 yield fits
 
-    def rollouts(self) -> int:
-        """How many rollouts the arm plans to spend; a search that refuses candidates spends less."""
-        if self.open_ended:
-            return self.budget
-        spent, weights_changed, searched, costs = 0, True, False, self.costs
-        for phase in self.phases():
+    def played(self) -> Iterator[tuple[Phase, int]]:
+        """The phases that the arm plans to play, each with its rollouts; a search that refuses candidates spends less.
+
+        Phases that end by their signals are as short as they can be, so that there are as many as there can be.
+        """
+        past, weights_changed, searched, costs = [("start", 0)], True, False, self.costs
+        for phase in self.rest(lambda: past):
+            if phase.patience:
+                phase = replace(phase, amount=min(phase.amount, phase.patience.earliest))
             if phase.kind == "weights":
-                spent += phase.amount * costs.step
+                spent = phase.amount * costs.step
             else:
-                spent += phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
+                spent = phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
                 searched = True
             weights_changed = phase.kind == "weights"
-        return spent
+            past.append((phase.name, past[-1][1] + spent))
+            yield phase, spent
+
+    def rollouts(self) -> int:
+        """How many rollouts the arm plans to spend; a search that refuses candidates spends less."""
+        return self.budget if self.open_ended else sum(spent for _, spent in self.played())
 
 
 def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:

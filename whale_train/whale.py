@@ -13,10 +13,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from whale_envs import Domain, Harness
+from whale_envs import Domain, Harness, Splits
 from whale_envs.episode import read_json, write_atomic
 from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
@@ -49,7 +50,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def costs(config: Experiment, domain: Domain) -> Costs:
+class Data(Protocol):
+    """What a plan has to know of a domain: how many tasks there are."""
+
+    @property
+    def splits(self) -> Splits:
+        """Its task sets."""
+
+
+def costs(config: Experiment, domain: Data) -> Costs:
     """What the units of work of a run cost in rollouts at most; 0 for one that its command does not do."""
     step = tasks = candidates = confirmed = 0
     if isinstance(config, WeightOptions):
@@ -62,7 +71,7 @@ def costs(config: Experiment, domain: Domain) -> Costs:
     return Costs(step, (1 + confirmed) * tasks, (candidates + confirmed) * tasks, rescore)
 
 
-def plan_of(config: Experiment, arm: str, domain: Domain) -> Plan:
+def plan_of(config: Experiment, arm: str, domain: Data) -> Plan:
     """What an arm of a run is to do."""
     spend = costs(config, domain)
     if isinstance(config, SearchConfig):

@@ -46,13 +46,11 @@ class AnthropicService:
     key_name, url_name = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
 
     def __init__(self, model: str = MODEL, price: tuple[float, float] | None = None) -> None:
-        if price is None and model not in PRICES:
-            known = unknown(f"model of the anthropic proposer (prices of {PRICED})", model, PRICES)
-            raise UserError(f"{known}; or give its price in dollars a million tokens, anthropic:{model}@IN/OUT")
+        self._price = price or price_of(model)
         key = read_key(self.key_name, "use --proposer mutation, which needs none")
         import anthropic  # a second to import, which only those who chose it pay
 
-        self.sdk, self._price = anthropic, price or PRICES[model]
+        self.sdk = anthropic
         self._client = client(anthropic.Anthropic, key, 60.0, self.url_name)
         weakref.finalize(self, self._client.close)
         self.endpoint = Endpoint(model, str(self._client.base_url), key, self.key_name, self.url_name)
@@ -97,14 +95,32 @@ class AnthropicService:
             usage.get(kind, 0)
             for kind in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
         )
-        per_in, per_out = self._price
-        dollars = (fresh + written * CACHE_WRITE + read * CACHE_READ) * per_in + out * per_out
-        return Cost(dollars / 1e6, fresh + written + read, out)
+        return priced(self._price, fresh, written, read, out)
+
+
+def priced(price: tuple[float, float], fresh: int, written: int, read: int, out: int) -> Cost:
+    """The cost of so many tokens: sent fresh, written to the cache, read from it, put out. `price` is dollars a million
+    tokens in and out."""
+    dollars = (fresh + written * CACHE_WRITE + read * CACHE_READ) * price[0] + out * price[1]
+    return Cost(dollars / 1e6, fresh + written + read, out)
+
+
+def price_of(model: str) -> tuple[float, float]:
+    """What the table says. Raises `UserError` for a model that is not in it."""
+    if model not in PRICES:
+        known = unknown(f"model of the anthropic proposer (prices of {PRICED})", model, PRICES)
+        raise UserError(f"{known}; or give its price in dollars a million tokens, anthropic:{model}@IN/OUT")
+    return PRICES[model]
 
 
 def anthropic_service(spec: str) -> AnthropicService:
     """The service that "anthropic" names, or "anthropic:MODEL", with "@IN/OUT" after it for another price than the
-    table's. Raises `UserError` for a malformed one, and as `AnthropicService` does."""
+    table's. Raises `UserError` as `read_spec` and `AnthropicService` do."""
+    return AnthropicService(*read_spec(spec))
+
+
+def read_spec(spec: str) -> tuple[str, tuple[float, float] | None]:
+    """The model that a proposer's name asks for, and the price in it. Raises `UserError` for a malformed one."""
     found = _SPEC.fullmatch(spec)
     if found is None:
         raise UserError(
@@ -112,4 +128,4 @@ def anthropic_service(spec: str) -> AnthropicService:
             "dollars a million tokens"
         )
     price = (float(found["into"]), float(found["out"])) if found["into"] else None
-    return AnthropicService(found["model"] or MODEL, price)
+    return found["model"] or MODEL, price
