@@ -19,7 +19,7 @@ from whale_train import cli
 from whale_train.metrics import mean_at_k, paired_difference, t_quantile
 from whale_train.report import write_comparison
 from whale_train.report.data import Arm, Point, read_report
-from whale_train.report.pooling import Series, difference_over_seeds, difference_over_tasks, pooled
+from whale_train.report.pooling import Group, Series, difference_over_seeds, difference_over_tasks, pooled
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_pooled_curve_is_the_mean_of_the_seeds_lines_and_ends_at_the_mean_of_t
     curves: list[dict[int, float]],
 ) -> None:
     curves = [{0: 0.1} | dict(sorted(curve.items())) for curve in curves]
-    series = Series(0, "", {seed: arm(curve) for seed, curve in enumerate(curves)})
+    series = Series(Group("", "", []), {seed: arm(curve) for seed, curve in enumerate(curves)})
     points = series.curve()
     x, mean, low, high = zip(*points, strict=True)
     assert list(x) == sorted(x) and mean[0] == pytest.approx(0.1)
@@ -94,7 +94,7 @@ def test_one_seed_has_no_interval_over_seeds_and_its_own_points(runs: list[Path]
 
 def test_runs_group_by_all_but_their_seeds_and_are_called_by_what_differs(runs: list[Path]) -> None:
     groups, series = pooled([read_report(run) for run in runs])
-    assert [[run.info.seed for run in group] for group in groups] == [[0, 1], [0]]
+    assert [[run.info.seed for run in group.runs] for group in groups] == [[0, 1], [0]]
     assert [s.label for s in series] == [
         "WHALE · schedule fixed",
         "weights only · schedule fixed",

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whale_train.ledger import Spent, total
-from whale_train.report.data import Arm, Run
+from whale_train.report.data import Arm
 from whale_train.report.elements import (
     LONG,
     TEXT,
@@ -29,18 +29,19 @@ from whale_train.report.elements import (
     table,
 )
 from whale_train.report.figures import GRID, STYLE, colour, dress, legend, line, phases
-from whale_train.report.pooling import Series, difference_over_seeds, difference_over_tasks
+from whale_train.report.pooling import Group, Series, difference_over_seeds, difference_over_tasks
 
 #: Graphs side by side.
 COLUMNS = 3
 
 
-def draw_comparison(groups: Sequence[Sequence[Run]], series: Sequence[Series]) -> Figure:
+def draw_comparison(groups: Sequence[Group], series: Sequence[Series]) -> Figure:
     """A graph of curves for each configuration, on one scale, and below them where every arm ended."""
     columns = min(COLUMNS, len(groups))
     rows = -(-len(groups) // columns)
     low, high = _range(series)
-    domain, k = groups[0][0].info.config["domain"], groups[0][0].k
+    first = groups[0].runs[0]
+    title = f"Test scores on {first.info.config['domain']}"
     ends = 0.6 + 0.32 * len(series)
     with rc_context(STYLE | {"font.size": 10}):
         made = Figure(figsize=(9.6, 0.6 + 3.2 * rows + ends), layout="constrained")
@@ -48,14 +49,14 @@ def draw_comparison(groups: Sequence[Sequence[Run]], series: Sequence[Series]) -
         grid = made.add_gridspec(rows + 1, columns, height_ratios=[3.2] * rows + [ends])
         for i, group in enumerate(groups):
             axes = made.add_subplot(grid[divmod(i, columns)])
-            _curves(axes, group, [s for s in series if s.group == i])
+            _curves(axes, group, [s for s in series if s.group is group])
             axes.set_ylim(low, high)
             if i % columns == 0:
-                axes.set_ylabel(f"test mean@{k}, %")
+                axes.set_ylabel(f"test mean@{first.k}, %")
             axes.set_xlabel("cumulative rollouts")
-        _ends(made.add_subplot(grid[rows, :]), series, (low, high), k)
+        _ends(made.add_subplot(grid[rows, :]), series, (low, high), first.k)
         legend(made, [s.name for s in series], "outside upper right")
-        made.suptitle(f"Test scores on {domain}", x=0.01, ha="left", fontsize=13, fontweight="bold")
+        made.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         return made
 
 
@@ -70,19 +71,23 @@ def _range(series: Sequence[Series]) -> tuple[float, float]:
     return max(0.0, low - room), min(104.0, high + room)
 
 
-def _curves(axes: Axes, group: Sequence[Run], series: Sequence[Series]) -> None:
-    if len(group) == 1:
-        for arm in group[0].arms:
-            if arm.name == "whale":
-                phases(axes, arm)
+def _curves(axes: Axes, group: Group, series: Sequence[Series]) -> None:
+    """The curves of a group, and where it is a single run, its phases.
+
+    An interval over two seeds is wider than the graph; both lines are there to be seen in its place.
+    """
+    whale = [arm for arm in group.runs[0].arms if arm.name == "whale"]
+    alone = len(group.runs) == 1
+    if alone and whale:
+        phases(axes, whale[0])
     for one in series:
-        line(axes, one.name, one.curve())
+        line(axes, one.name, one.curve(), band=len(one.arms) != 2)
         for arm in one.arms.values() if len(one.arms) > 1 else ():
             points = [(p.rollouts, 100 * p.mean) for p in arm.curve]
             axes.plot(*zip(*points, strict=True), color=colour(one.name), lw=0.7, alpha=0.55)
-    seeds = f"{len(group)} seeds" if len(group) > 1 else f"seed {group[0].info.seed}"
-    called = series[0].configuration
-    axes.set_title(f"{called}, {seeds}" if called else seeds, loc="left", fontsize=10, pad=22 if len(group) == 1 else 8)
+    seeds = f"seed {group.runs[0].info.seed}" if alone else f"{len(group.runs)} seeds"
+    title = f"{group.name}, {seeds}" if group.name else seeds
+    axes.set_title(title, loc="left", fontsize=10, pad=22 if alone else 8)  # above the strip of phases
     dress(axes, ticks=4)
 
 
@@ -107,9 +112,10 @@ def _ends(axes: Axes, series: Sequence[Series], scale: tuple[float, float], k: i
     axes.tick_params(length=0, pad=6)
 
 
-def comparison_page(groups: Sequence[Sequence[Run]], series: Sequence[Series], svg: str) -> str:
+def comparison_page(groups: Sequence[Group], series: Sequence[Series], svg: str) -> str:
     """The whole page; `svg` is the figure."""
-    runs, domain = [run for group in groups for run in group], groups[0][0].info.config["domain"]
+    runs = [run for group in groups for run in group.runs]
+    domain = runs[0].info.config["domain"]
     best = max(series, key=lambda s: s.mean(-1))
     parts = [
         f'<p class="eyebrow">comparison · {escape(domain)} · {len(runs)} runs</p>',
@@ -118,7 +124,7 @@ def comparison_page(groups: Sequence[Sequence[Run]], series: Sequence[Series], s
         note(_legend(series)),
         *_scores(series, runs[0].k),
         *_differences(series),
-        *_runs(groups, series),
+        *_runs(groups),
     ]
     return shell(f"WHALE comparison: {domain}", parts)
 
@@ -130,7 +136,7 @@ def _legend(series: Sequence[Series]) -> str:
     return (
         "Runs that differ only in their seeds are pooled: lines are means over seeds (each seed thin), each seed's"
         " points joined by straight lines and averaged as far as the shortest goes; bands are 95 % intervals, Student t"
-        " over the seeds' means, cut where they leave the graph. Below, the thick bar is the interval over tasks (each"
+        " over the seeds' means, from three seeds on. Below, the thick bar is the interval over tasks (each"
         " task the mean of all its episodes under all seeds), the thin one that over seeds, the ticks the seeds. Of an"
         " arm with one seed, bands and bars are over tasks. The test set was not looked at by training, search or any"
         " choice."
@@ -177,22 +183,22 @@ def _differences(series: Sequence[Series]) -> Iterable[str]:
         )
 
 
-def _runs(groups: Sequence[Sequence[Run]], series: Sequence[Series]) -> Iterable[str]:
-    """The runs that the page is made from."""
-    called = {s.group: s.configuration for s in series}
-    rows: list[list[Cell]] = []
-    for i, group in enumerate(groups):
-        for run in group:
-            info = run.info
-            command = (LONG, f"<code>{escape(info.command)}</code>")
-            version, tier = info.versions["whale-rl"], info.tier.partition(":")[0]
-            cells: list[Cell] = [escape(str(run.folder)), (TEXT, escape(called[i] or "–")), str(info.seed), command]
-            rows.append([*cells, escape(version), escape(tier)])
+def _runs(groups: Sequence[Group]) -> Iterable[str]:
+    """The configurations, and the runs that the page is made from."""
     yield "<h2>Where it comes from</h2>"
+    if len(groups) > 1:
+        differ: list[list[Cell]] = [[escape(group.name), (LONG, escape(group.differs))] for group in groups]
+        yield table(["configuration", (TEXT, "differs in")], differ)
+    rows: list[list[Cell]] = []
+    for name, run in ((group.name, run) for group in groups for run in group.runs):
+        info = run.info
+        command = (LONG, f"<code>{escape(info.command)}</code>")
+        cells: list[Cell] = [escape(str(run.folder)), (TEXT, escape(name) or "–"), str(info.seed), command]
+        rows.append([*cells, escape(info.versions["whale-rl"]), escape(info.tier.partition(":")[0])])
     heads: list[Cell] = ["run", (TEXT, "configuration"), "seed", (TEXT, "command"), "version", "sandbox tier"]
     yield table(heads, rows)
-    first = groups[0][0]
-    yield note(f"All were tested on test set {first.test_set}; each run's own report has its hashes and versions.")
+    tested = groups[0].runs[0].test_set
+    yield note(f"All were tested on test set {tested}; each run's own report has its hashes and versions.")
 
 
 def _spent(arm: Arm) -> Spent:

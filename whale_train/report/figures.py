@@ -37,7 +37,7 @@ STYLE: dict[str, Any] = {
     "ytick.color": INK,
     "svg.hashsalt": "whale",  # the same run gives the same bytes
 }
-#: Behaviours side by side in their figure.
+#: The most behaviours side by side in their figure.
 COLUMNS = 4
 
 
@@ -78,20 +78,23 @@ def draw_behaviours(arms: Sequence[Arm]) -> Figure | None:
     rows = -(-len(names) // COLUMNS)
     with matplotlib.rc_context(STYLE | {"font.size": 9}):
         figure = Figure(figsize=(9.6, 0.5 + 1.75 * rows), layout="constrained")
-        panels = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-        for axes, name in itertools.zip_longest(panels.flat, names):
-            if name is None:
-                axes.set_visible(False)
-                continue
+        columns = -(-len(names) // rows)
+        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for axes in panels[len(names) :]:
+            axes.set_visible(False)
+        for axes, name in zip(panels, names, strict=False):
             for arm in arms:
+                rates = [at.get(name) for at in seen[arm.name]]
                 points = [
-                    (p.rollouts, 100 * at[name]) for p, at in zip(arm.curve, seen[arm.name], strict=True) if name in at
+                    (p.rollouts, 100 * rate) for p, rate in zip(arm.curve, rates, strict=True) if rate is not None
                 ]
                 x, y = [at for at, _ in points], [rate for _, rate in points]
                 axes.plot(x, y, color=colour(arm.name), lw=1.6, marker="o", ms=3)
             axes.set_title(name.replace("_", " "), loc="left", fontsize=9)
             axes.set_ylim(-4, 104)
             dress(axes, ticks=3)
+        for axes in panels[: len(names)][-columns:]:
+            axes.tick_params(labelbottom=True)  # the last of its column, which need not be in the last row
         legend(figure, [arm.name for arm in arms], "outside upper left")
         figure.supxlabel("cumulative rollouts", fontsize=9)
         figure.supylabel("share of test episodes, %", fontsize=9)
@@ -115,11 +118,12 @@ def svg(figure: Figure, name: str) -> str:
     return re.sub(r'((?<= id=")|(?<=href="#)|(?<=url\(#))', f"{name}-", text[text.index("<svg") :])
 
 
-def line(axes: Axes, arm: str, points: Sequence[tuple[float, float, float, float]]) -> None:
-    """An arm's line with its band; points are (rollouts, mean, low, high), scores as shares."""
+def line(axes: Axes, arm: str, points: Sequence[tuple[float, float, float, float]], band: bool = True) -> None:
+    """An arm's line, with its band or without; points are (rollouts, mean, low, high), scores as shares."""
     x, mean, low, high = ([at[i] for at in points] for i in range(4))
     tint, width = colour(arm), 2.4 if arm == "whale" else 1.8
-    axes.fill_between(x, [100 * v for v in low], [100 * v for v in high], color=tint, alpha=0.15, lw=0)
+    if band:
+        axes.fill_between(x, [100 * v for v in low], [100 * v for v in high], color=tint, alpha=0.15, lw=0)
     axes.plot(x, [100 * v for v in mean], color=tint, lw=width, marker="o", ms=5, mec="white", mew=1.0, zorder=3)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +22,25 @@ from whale_train.report.data import Arm, Run
 
 #: What of a configuration decides no score of an arm in itself.
 ASIDE = ("seed", "unsafe", "baselines")
+#: Letters of a name that fits a figure; where what configurations differ in takes more, they are called A, B, ...
+FITS = 28
+
+
+@dataclass
+class Group:
+    """Runs that differ only in their seeds, by seed: `name` is "" where there is but one group, `differs` says in what
+    its configuration differs from the others'."""
+
+    name: str
+    differs: str
+    runs: list[Run]
 
 
 @dataclass
 class Series:
-    """An arm of runs that differ only in their seeds: `arms` by seed. `group` is the index of the configuration,
-    `configuration` what it is called ("" where there is but one)."""
+    """An arm of a group of runs: `arms` by seed."""
 
-    group: int
-    configuration: str
+    group: Group
     arms: dict[int, Arm]
 
     @property
@@ -41,7 +52,7 @@ class Series:
     def label(self) -> str:
         """How people call it."""
         arm = next(iter(self.arms.values())).label
-        return f"{arm} · {self.configuration}" if self.configuration else arm
+        return f"{arm} · {self.group.name}" if self.group.name else arm
 
     def rollouts(self) -> float:
         """What its runs spent, their mean."""
@@ -117,25 +128,28 @@ def _tested(run: Run) -> dict[str, object]:
     return {"--domain": config["domain"], "the test set": run.test_set, **asked}
 
 
-def pooled(runs: Sequence[Run]) -> tuple[list[list[Run]], list[Series]]:
-    """Runs grouped by configuration, each group by seed, and the arms of each group as series.
+def pooled(runs: Sequence[Run]) -> tuple[list[Group], list[Series]]:
+    """Runs grouped by configuration, and the arms of each group as series.
 
     Raises `UserError` for two runs of one configuration and seed.
     """
-    groups: dict[str, dict[int, Run]] = {}
+    found: dict[str, dict[int, Run]] = {}
     for run in runs:
-        group = groups.setdefault(json.dumps(_configuration(run), sort_keys=True), {})
-        if (twin := group.setdefault(run.info.seed, run)) is not run:
+        same = found.setdefault(json.dumps(_configuration(run), sort_keys=True), {})
+        if (twin := same.setdefault(run.info.seed, run)) is not run:
             raise UserError(
                 f"{twin.folder} and {run.folder} have one configuration and seed {run.info.seed}: give one of them"
             )
-    found = [[group[seed] for seed in sorted(group)] for group in groups.values()]
+    members = [[same[seed] for seed in sorted(same)] for same in found.values()]
+    differ = _differences([_configuration(runs[0]) for runs in members])
+    short = all(len(text) <= FITS for text in differ)
+    names = differ if short else string.ascii_uppercase
+    groups = [Group(name, text, runs) for name, text, runs in zip(names, differ, members, strict=short)]
     series: list[Series] = []
-    for i, (group, called) in enumerate(zip(found, _names([g[0] for g in found]), strict=True)):
-        for name in dict.fromkeys(arm.name for run in group for arm in run.arms):
-            arms = {run.info.seed: arm for run in group for arm in run.arms if arm.name == name}
-            series.append(Series(i, called, arms))
-    return found, series
+    for group in groups:
+        for name in dict.fromkeys(arm.name for run in group.runs for arm in run.arms):
+            series.append(Series(group, {r.info.seed: arm for r in group.runs for arm in r.arms if arm.name == name}))
+    return groups, series
 
 
 def _configuration(run: Run) -> dict[str, object]:
@@ -145,10 +159,9 @@ def _configuration(run: Run) -> dict[str, object]:
     return {"whale": info.kind, **{f"{name} hash": value for name, value in info.hashes.items()}, **options}
 
 
-def _names(runs: Iterable[Run]) -> list[str]:
-    """What the configurations are called: what they differ in."""
-    each = [_configuration(run) for run in runs]
+def _differences(each: Sequence[dict[str, object]]) -> list[str]:
+    """What each configuration has where they differ; "" for a single one."""
     names = dict.fromkeys(itertools.chain.from_iterable(each))
-    differ = [n for n in names if any(c.get(n) != each[0].get(n) for c in each)]
+    differ = [name for name in names if any(c.get(name) != each[0].get(name) for c in each)]
     differ = [n for n in differ if not n.endswith(" hash")] or differ  # an option says more than what it leads to
     return [", ".join(f"{name.replace('_', '-')} {c.get(name)}" for name in differ) for c in each]
