@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -19,9 +18,8 @@ from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
 from whale_train.meta_harness.acceptance import fresh, sign_test
 from whale_train.meta_harness.archive import EPISODES, Archive, Candidate, Outcome, ScoreKey, last_rounds, read_archive
+from whale_train.tables import output
 
-#: Columns of a line where the output is no terminal: hypotheses are long, and a pipe has no edge.
-WIDTH = 160
 #: Generations that are shown further and further in; what comes after stands below each other.
 DEEPEST = 16
 #: Tasks of each kind that a comparison lists.
@@ -30,14 +28,13 @@ LISTED = 12
 
 def show_archive(run: Path) -> int:
     """`whale archive`: the lineage of every archive under a run folder."""
-    console = _console()
+    console = output()
     for archive in archives(run):
         refused = sum(bool(c.gate) for c in archive.candidates)
         scored = [s for c in archive.candidates for s in c.scores.values()]
         console.print(
             f"[bold]{archive.folder}[/]: {len(archive.candidates)} harnesses, {refused} refused, "
-            f"{sum(s.n for s in scored):,} rollouts, {len(archive.rounds)} rounds; accepted {archive.accepted}",
-            highlight=False,
+            f"{sum(s.n for s in scored):,} rollouts, {len(archive.rounds)} rounds; accepted {archive.accepted}"
         )
         for line in (*_lineage(archive), *_accepted(archive), *_frontier(archive)):
             console.print(line)
@@ -46,14 +43,14 @@ def show_archive(run: Path) -> int:
 
 def compare(run: Path, one: str, other: str) -> int:
     """`whale diff`: the code and the outcomes of two harnesses, each given by its hash or the beginning of it."""
-    console = _console()
+    console = output()
     archive, a, b = _both(archives(run), one, other)
     sources = [archive.source(c.hash).splitlines() for c in (a, b)]
     diff = "\n".join(difflib.unified_diff(*sources, a.hash, b.hash, lineterm=""))
     console.print(Syntax(diff or "the same source", "diff", background_color="default", word_wrap=True))
     for key in [key for key in a.scores if key in b.scores]:
-        console.print(f"\nunder {key} (weights-data-seed)", highlight=False)
-        console.print(_outcomes(archive, a, b, key), highlight=False)
+        console.print(f"\nunder {key} (weights-data-seed)")
+        console.print(_outcomes(archive, a, b, key))
     if not a.scores.keys() & b.scores.keys():
         console.print("never scored under the same weights, data and seed: there are no tasks to compare")
     return 0
@@ -183,8 +180,3 @@ def _episodes(run: Path, harness: str, task: str) -> Iterator[tuple[Path, Episod
         for episode in read_episodes(path):
             if episode.task_id == task and episode.harness.startswith(harness):
                 yield path, episode
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)

@@ -17,7 +17,7 @@ import tyro
 
 from whale_envs.errors import UserError
 from whale_train.audit_command import AuditConfig, audit_harness
-from whale_train.config import EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
+from whale_train.config import DiagnoseConfig, EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
 from whale_train.plan import PlanConfig
 from whale_train.recipes import as_arguments, read_recipe
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval
@@ -36,6 +36,21 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("report: expected RUN, the folder of a run, or several to compare")
+
+
+@dataclass(frozen=True)
+class MatrixConfig:
+    """Test every checkpoint of a run that has ended under every harness that it accepted, and say how much of its gain
+    the weights, the harness, and both together make up. Writes matrix.json and matrix.png."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A folder that `whale run`, train or search made."""
+    repeats: int | None = None
+    """Episodes for each test task; by default as many as the run had, whose tests are then not played again."""
+    limit: int | None = None
+    """Use the first so many test tasks only; by default those of the run."""
+    arm: str | None = None
+    """Which of its arms; by default the first, which the run is about."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +121,11 @@ Command = (
     | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[SearchConfig, tyro.conf.subcommand("search")]
+    | Annotated[DiagnoseConfig, tyro.conf.subcommand("diagnose")]
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
     | Annotated[ReportConfig, tyro.conf.subcommand("report")]
+    | Annotated[MatrixConfig, tyro.conf.subcommand("matrix")]
     | Annotated[ArchiveConfig, tyro.conf.subcommand("archive")]
     | Annotated[DiffConfig, tyro.conf.subcommand("diff")]
     | Annotated[EpisodeConfig, tyro.conf.subcommand("episode")]
@@ -172,6 +189,11 @@ def execute(command: Command) -> int:
         else:
             print(write_comparison(command.runs, command.out or Path()))
         return 0
+    if isinstance(command, MatrixConfig):
+        from whale_train.matrix import matrix, show
+
+        show(command.run, matrix(command.run, command.repeats, command.limit, command.arm))
+        return 0
     if isinstance(command, ArchiveConfig | DiffConfig | EpisodeConfig):
         from whale_train.archive_commands import compare, show_archive, show_episode
 
@@ -193,7 +215,11 @@ def execute(command: Command) -> int:
         return prepare_data(command.domain, *given)
     from whale_train import commands
 
-    return commands.evaluation(command) if isinstance(command, EvalConfig) else commands.experiment(command)
+    if isinstance(command, EvalConfig):
+        return commands.evaluation(command)
+    if isinstance(command, DiagnoseConfig):
+        return commands.diagnosis(command)
+    return commands.experiment(command)
 
 
 def _one_line(boxed: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whale_envs import Harness, sandbox
-from whale_train.config import MOST, EvalConfig, Job
+from whale_train.config import MOST, DiagnoseConfig, EvalConfig, Job
 from whale_train.console import ConsoleProgress, quieten
 from whale_train.run_folder import RunFolder
 
@@ -28,6 +28,17 @@ def experiment(config: Experiment) -> int:
 
     folder = run(config)
     print(folder / "report.html")
+    return 0
+
+
+def diagnosis(config: DiagnoseConfig) -> int:
+    """`whale diagnose`: train a little, search a little, then say what the agent is bound by."""
+    look_at(config)
+    from whale_train.diagnose import diagnose, show
+
+    folder, found = diagnose(config)
+    show(config, found)
+    print(folder)
     return 0
 
 

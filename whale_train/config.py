@@ -144,10 +144,6 @@ class WeightOptions(ArmOptions):
     """How weights are trained. The defaults suit the bundled models; the paper's are 256 prompts, minibatches of 64
     and a learning rate of 1e-7 to 1e-6."""
 
-    epochs: float = 0.2
-    """Epochs over the weight tasks in each weight phase."""
-    steps: int | None = None
-    """RSFT steps in each weight phase, in place of --epochs."""
     prompts: int = 64
     """Tasks sampled in each RSFT step."""
     group: int = 8
@@ -168,12 +164,26 @@ class WeightOptions(ArmOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._positive("epochs", "steps", "prompts", "group", "minibatch", "micro_batch", "lr")
+        self._positive("prompts", "group", "minibatch", "micro_batch", "lr")
         if self.policy.startswith("openai:"):
             raise UserError(
                 f"--policy {self.policy}: its weights are behind an API, and cannot be trained from here; give tiny or "
                 "hf:DIR (whale eval and whale search take an endpoint)"
             )
+
+
+@dataclass(frozen=True)
+class WeightPhases(WeightOptions):
+    """Weight phases whose length the user gives."""
+
+    epochs: float = 0.2
+    """Epochs over the weight tasks in each weight phase."""
+    steps: int | None = None
+    """RSFT steps in each weight phase, in place of --epochs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("epochs", "steps")
 
 
 @dataclass(frozen=True)
@@ -191,8 +201,6 @@ class SearchOptions(ArmOptions):
     """The most tokens in it, counted each time that they are sent."""
     proposer_minutes: float = 40.0
     """The longest that it may last."""
-    rounds: int = 4
-    """Rounds in each harness phase."""
     candidates: int = 3
     """New harnesses in each round."""
     tasks: int = 128
@@ -212,7 +220,7 @@ class SearchOptions(ArmOptions):
         check_kind(self.proposer)
         if not 0 < self.level < 1:
             raise UserError(f"--level {self.level:g}: expected a level of a test, between 0 and 1 (0.1, say)")
-        self._positive("rounds", "candidates", "tasks", "proposer_dollars", "proposer_minutes")
+        self._positive("candidates", "tasks", "proposer_dollars", "proposer_minutes")
         if not 0 < self.proposer_tokens <= MOST_SEED:
             raise UserError(f"--proposer-tokens {self.proposer_tokens}: expected more than 0")
 
@@ -230,13 +238,12 @@ class SearchOptions(ArmOptions):
 
     @property
     def search(self) -> PhaseConfig:
-        """A harness phase's settings."""
+        """A harness phase's settings, but for its rounds, which the plan decides."""
         from whale_train.meta_harness.search import SearchConfig as PhaseConfig
 
         return PhaseConfig(
-            self.rounds,
-            self.candidates,
-            self.tasks,
+            candidates=self.candidates,
+            tasks=self.tasks,
             acceptance=self.acceptance,
             level=self.level,
             edits=self.edits,
@@ -245,7 +252,19 @@ class SearchOptions(ArmOptions):
 
 
 @dataclass(frozen=True)
-class RunConfig(WeightOptions, SearchOptions):
+class SearchPhases(SearchOptions):
+    """Harness phases whose length the user gives."""
+
+    rounds: int = 4
+    """Rounds in each harness phase."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("rounds")
+
+
+@dataclass(frozen=True)
+class RunConfig(WeightPhases, SearchPhases):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
@@ -283,15 +302,7 @@ class RunConfig(WeightOptions, SearchOptions):
 
             check_data(self.recipe, self.domain, self.dataset)
         super().check()
-        from whale_train.whale import plan_of
-
-        domain = self.load_domain()
-        least = max(plan_of(self, arm, domain).least for arm in self.arms)
-        if self.budget_rollouts is not None and self.budget_rollouts < least:
-            raise UserError(
-                f"--budget-rollouts {self.budget_rollouts}: a step of training, a search of one round, or both take "
-                f"{least:,}; give at least that, or smaller --prompts, --group, --tasks or --candidates"
-            )
+        _check_budget(self)
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -307,7 +318,7 @@ class RunConfig(WeightOptions, SearchOptions):
 
 
 @dataclass(frozen=True)
-class TrainConfig(WeightOptions):
+class TrainConfig(WeightPhases):
     """Train the weights under one harness: online rejection-sampling fine-tuning."""
 
     kind: ClassVar[str] = "train"
@@ -319,7 +330,7 @@ class TrainConfig(WeightOptions):
 
 
 @dataclass(frozen=True)
-class SearchConfig(SearchOptions):
+class SearchConfig(SearchPhases):
     """Search for a better harness under fixed weights."""
 
     kind: ClassVar[str] = "search"
@@ -328,6 +339,46 @@ class SearchConfig(SearchOptions):
     def arms(self) -> tuple[str, ...]:
         """See `ArmOptions.arms`."""
         return ("harness-only",)
+
+
+@dataclass(frozen=True)
+class DiagnoseConfig(WeightOptions, SearchOptions):
+    """Say what an agent is bound by: its harness, its model, or both. A training of the weights and a search for a
+    harness begin at the same start with the same budget; both ends are measured on shadow tasks of the harness split,
+    which neither has seen (the test set stays sealed).
+
+    A gain is real where its 95 % interval, paired over the tasks, lies above 0. The agent is bound by its harness where
+    the search gains really, and really more than the training; by its model the other way round; by both where both
+    gain really and the difference between them may be chance: then either helps. Otherwise it cannot be told at this
+    budget, and how many tasks, or episodes of each, would tell is said."""
+
+    kind: ClassVar[str] = "diagnose"
+
+    repeats: int = 8
+    """Episodes for each shadow task."""
+    limit: int | None = None
+    """Use the first so many shadow tasks only."""
+    budget_rollouts: int = 2048
+    """The most rollouts that the training, and the search, may spend; what measures them comes on top."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("budget_rollouts")
+
+    def check(self) -> None:
+        """See `Job.check`."""
+        super().check()
+        _check_budget(self)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """See `ArmOptions.arms`."""
+        return ("weights-only", "harness-only")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """See `Job.splits`: the test split is not looked at."""
+        return ("weight", "harness")
 
 
 @dataclass(frozen=True)
@@ -353,3 +404,16 @@ class EvalConfig(Job):
     def splits(self) -> tuple[str, ...]:
         """See `Job.splits`."""
         return (self.split,)
+
+
+def _check_budget(config: RunConfig | DiagnoseConfig) -> None:
+    """Raise `UserError` for a budget in which an arm can do nothing."""
+    from whale_train.whale import plan_of
+
+    domain = config.load_domain()
+    least = max(plan_of(config, arm, domain).least for arm in config.arms)
+    if config.budget_rollouts is not None and config.budget_rollouts < least:
+        raise UserError(
+            f"--budget-rollouts {config.budget_rollouts}: a step of training, a search of one round, or both take "
+            f"{least:,}; give at least that, or smaller --prompts, --group, --tasks or --candidates"
+        )

@@ -33,6 +33,10 @@ class Estimate(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
+    def plain(self) -> dict[str, object]:
+        """As result files have it: {"mean": x, "ci95": [low, high]}."""
+        return {"mean": self.mean, "ci95": [self.low, self.high]}
+
 
 def binomial_tail(wins: int, losses: int) -> float:
     """The exact one-sided sign test: the chance of as many wins or more, if a win is as likely as a loss."""
@@ -67,12 +71,26 @@ def paired_difference(a: Scores, b: Scores) -> Estimate:
 
     Raises `UserError` when they share no task.
     """
-    shared = [task for task in a if task in b and a[task] and b[task]]
-    if not shared:
-        raise UserError("nothing to compare: the two evaluations share no task, so run both on one test set")
-    differences = [statistics.fmean(b[task]) - statistics.fmean(a[task]) for task in shared]
-    mean, half = statistics.fmean(differences), _half_width(differences)
-    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half), len(shared))
+    return contrast([(-1.0, a), (1.0, b)])
+
+
+def contrast(terms: Sequence[tuple[float, Scores]]) -> Estimate:
+    """Mean of a weighted sum of scores over the tasks that all have, with its interval over the tasks' sums.
+
+    With weights 1, -1, -1, 1 it is the interaction of two factors. Raises `UserError` when they share no task.
+    """
+    sums = sums_by_task(terms)
+    if not sums:
+        raise UserError("nothing to compare: the evaluations share no task, so run them on one test set")
+    least, most = (sum(w for w, _ in terms if w * side > 0) for side in (-1, 1))
+    mean, half = statistics.fmean(sums), _half_width(sums)
+    return Estimate(mean, max(least, mean - half), min(most, mean + half), len(sums))
+
+
+def sums_by_task(terms: Sequence[tuple[float, Scores]]) -> list[float]:
+    """The weighted sum of the means over repeats, for each task that all the terms have."""
+    shared = [task for task in terms[0][1] if all(scores.get(task) for _, scores in terms)]
+    return [math.fsum(weight * statistics.fmean(scores[task]) for weight, scores in terms) for task in shared]
 
 
 def behaviour_rates(episodes: Iterable[Episode]) -> dict[str, float]:

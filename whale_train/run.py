@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,21 +35,33 @@ from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
 from whale_train.whale import Experiment, Snapshot, cycle_ends, harness_of, model_of, plan_of, run_arm, snapshots
 
+E = TypeVar("E", bound=Experiment)
+
 
 def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
     began, config = time.time(), config.resolved()
+    with at_work(config) as (folder, workers):
+        _run(with_own_start(config), folder, workers, began)
+        return folder.path
+
+
+@contextmanager
+def at_work(config: Experiment) -> Iterator[tuple[RunFolder, Pool]]:
+    """The run folder, and workers to play the arms and their tests: a core for each arm, two at least.
+
+    Raises `UserError` where the folder is another run's, or policy and harness do not work together.
+    """
     cores = min(os.cpu_count() or 1, max(2, len(config.arms)))
     with RunFolder(config, sandbox.tier()) as folder, pool(cores, config.unsafe) as workers:
         weights, unfit = workers.call(_first_look, config, not folder.finished)
         folder.starts_from(weights)
         if unfit is not None:
             raise unfit
-        _run(_with_own_start(config), folder, workers, began)
-        return folder.path
+        yield folder, workers
 
 
-def _with_own_start(config: Experiment) -> Experiment:
+def with_own_start(config: E) -> E:
     """The same, with a copy of the harness in the run folder: the file may be edited while the run goes on."""
     start = config.start()
     if start.trusted:
@@ -78,7 +92,7 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
             "initial": before.summary(),
             "gain": {"mean": gain.mean, "ci95": [gain.low, gain.high]},
         }
-        archive = Archive(_arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
+        archive = Archive(arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
         last = archive.rounds[-1]
         result["search"] = {"mean@1": last.accepted_mean, "optimism": last.optimism, "confirmed": last.confirmed}
     folder.write_result(**result)
@@ -87,12 +101,12 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
 
 def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Evaluation, Evaluation] | None:
     """The arms, and after each one the tests of its snapshots, on all cores; a search's shadow scores."""
-    progress = {arm: _arm_folder(folder, arm) / "progress.json" for arm in config.arms}
+    progress = {arm: arm_folder(folder, arm) / "progress.json" for arm in config.arms}
     shadow: list[tuple[Evaluation, Evaluation]] = []
     with Display(list(config.arms)) as display:
         asked: set[str] = set()
         for arm in config.arms:
-            workers.submit(_play_arm, config, arm, then=lambda _, arm=arm: _ask_tests(config, arm, workers, asked))
+            workers.submit(play_arm, config, arm, then=lambda _, arm=arm: _ask_tests(config, arm, workers, asked))
         workers.run(between=lambda: display.follow(progress))
         if isinstance(config, SearchConfig):
             workers.submit(_shadow, config, then=shadow.append)
@@ -103,7 +117,7 @@ def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Evaluati
 
 def _ask_tests(config: Experiment, arm: str, workers: Pool, asked: set[str]) -> None:
     """Queue the tests of an arm that has ended; its choices are made, so the seal may be broken."""
-    for snapshot in cycle_ends(snapshots(_arm_folder(config.folder, arm))):
+    for snapshot in cycle_ends(snapshots(arm_folder(config.folder, arm))):
         name = test_name(snapshot)
         if name not in asked:
             asked.add(name)
@@ -115,7 +129,7 @@ def test_name(snapshot: Snapshot) -> str:
     return f"{snapshot.weights}-{snapshot.harness}"
 
 
-def _policy(spec: str, config: Experiment) -> Policy:
+def policy_of(spec: str, config: Experiment) -> Policy:
     """A worker's policy. Only workers load torch: the process that waits for them needs neither its time nor memory."""
     from whale_train.policies.load import load_policy
 
@@ -125,7 +139,7 @@ def _policy(spec: str, config: Experiment) -> Policy:
 def _first_look(config: Experiment, tried: bool) -> tuple[str, UserError | None]:
     """A worker's job: the hash of the weights that the run starts from and, if it is to be `tried`, why policy and
     harness do not work together."""
-    policy = _policy(config.policy, config)
+    policy = policy_of(config.policy, config)
     try:
         if tried:
             preflight(policy, config.load_domain(), config.start())
@@ -134,9 +148,9 @@ def _first_look(config: Experiment, tried: bool) -> tuple[str, UserError | None]
     return policy.weights_hash, None
 
 
-def _play_arm(config: Experiment, arm: str) -> None:
+def play_arm(config: Experiment, arm: str) -> None:
     """A worker's job: one arm."""
-    folder = _arm_folder(config.folder, arm)
+    folder = arm_folder(config.folder, arm)
     domain = config.load_domain()
     total, spent = plan_of(config, arm, domain).rollouts(), Ledger(folder / "ledger.jsonl").rollouts()
     run_arm(config, arm, folder, FileProgress(folder / "progress.json", total, spent))
@@ -144,9 +158,9 @@ def _play_arm(config: Experiment, arm: str) -> None:
 
 def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: the test of one snapshot."""
-    folder = _arm_folder(config.folder, arm)
+    folder = arm_folder(config.folder, arm)
     domain = config.load_domain()
-    policy = _policy(model_of(config, folder, snapshot), config)
+    policy = policy_of(model_of(config, folder, snapshot), config)
     evaluate(
         policy,
         domain,
@@ -164,10 +178,10 @@ def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
 def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
     """A worker's job: the first and the accepted harness of a search on the tasks that no proposer sees."""
     (arm,) = config.arms
-    folder = _arm_folder(config.folder, arm)
+    folder = arm_folder(config.folder, arm)
     last = snapshots(folder)[-1]
     domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
-    policy, progress = _policy(model_of(config, folder, last), config), FileProgress(folder / "progress.json")
+    policy, progress = policy_of(model_of(config, folder, last), config), FileProgress(folder / "progress.json")
 
     def score(harness: Harness) -> Evaluation:
         share, seed, out = config.search.shadow, config.seed, config.folder / "shadow"
@@ -178,7 +192,7 @@ def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
 
 def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
     """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
-    path = _arm_folder(folder, arm)
+    path = arm_folder(folder, arm)
     done = cycle_ends(snapshots(path))
     tests = [load_evaluation(folder / "test" / test_name(s)) for s in done]
     found = [t for t in tests if t is not None]
@@ -195,9 +209,9 @@ def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation
     return found[0], found[-1]
 
 
-def _arm_folder(folder: Path, arm: str) -> Path:
+def arm_folder(folder: Path, arm: str) -> Path:
     return folder / "arms" / arm
 
 
 def _ledger(folder: Path, arm: str) -> Ledger:
-    return Ledger(_arm_folder(folder, arm) / "ledger.jsonl")
+    return Ledger(arm_folder(folder, arm) / "ledger.jsonl")

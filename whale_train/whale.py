@@ -19,7 +19,7 @@ import msgspec
 
 from whale_envs import Domain, Harness, Splits
 from whale_envs.episode import read_json, write_atomic
-from whale_train.config import RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
+from whale_train.config import DiagnoseConfig, RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
@@ -32,7 +32,7 @@ from whale_train.progress import Progress
 from whale_train.schedules import ADAPTIVE_EPOCHS, Costs, Phase, Plan, collapsed
 
 #: What `run_arm` runs; a `TrainConfig` or `SearchConfig` is an arm with one phase.
-Experiment = RunConfig | TrainConfig | SearchConfig
+Experiment = RunConfig | TrainConfig | SearchConfig | DiagnoseConfig
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -77,8 +77,10 @@ def plan_of(config: Experiment, arm: str, domain: Data) -> Plan:
     if isinstance(config, SearchConfig):
         return Plan("harness-only", 0, config.rounds, 1, spend)
     epoch = len(domain.splits.weight) / config.prompts
-    steps = config.steps or max(1, round(config.epochs * epoch))
     window = max(1, round(ADAPTIVE_EPOCHS * epoch))
+    if isinstance(config, DiagnoseConfig):
+        return Plan(arm, 0, 0, 1, spend, config.budget_rollouts, window)  # type: ignore[arg-type]
+    steps = config.steps or max(1, round(config.epochs * epoch))
     if isinstance(config, TrainConfig):
         return Plan("weights-only", steps, 0, 1, spend, window=window)
     name = config.schedule if arm == config.arms[0] else arm
