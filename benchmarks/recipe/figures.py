@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from results import Row, load
 from study import ARMS, SIZES, START
 
-from whale_train.report.figures import COLOURS, FAINT, INK, PHASES, STYLE, png
+from whale_train.report.figures import COLOURS, FAINT, GRID, INK, PHASES, STYLE, png
 
 HERE = Path(__file__).parent
 #: The arms that a curve is drawn of; all of them would hide each other.
@@ -128,7 +128,7 @@ def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row]
             axes = whole.add_subplot(1, len(domains), place)
             draw(axes, rows, domain)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="both", color="#e3e7eb", linewidth=0.6)
+            axes.grid(axis="both", color=GRID, linewidth=0.6)
             axes.set_axisbelow(True)
             if legend and place == 1:
                 axes.legend(fontsize=8, frameon=False)
