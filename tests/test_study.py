@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_envs.errors import UserError
+from whale_train.arguments import parse
 from whale_train.config import RunConfig
 from whale_train.whale import plan_of
 
@@ -33,7 +36,7 @@ TINY = study.Sizes(prompts=8, group=2, candidates=1, tasks=8, budget=112, test=4
 def row(domain: str = "math", arm: str = "fst", seed: int = 0, by_task: str = "0408", **more: Any) -> results.Row:
     """A line of the results."""
     mean = sum(map(int, by_task)) / (8 * len(by_task))
-    line = results.Row(domain, arm, seed, 100, mean, (0.0, 1.0), "", by_task, {"moved": 0.5}, [], [], 1.0)
+    line = results.Row(domain, arm, seed, 100, mean, (0.0, 1.0), "", "", by_task, {"moved": 0.5}, [], [], 1.0)
     return msgspec.structs.replace(line, **more)
 
 
@@ -43,6 +46,7 @@ def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domai
     for arm in study.ARMS:
         config = study.arm_config(domain, arm, 0, tmp_path)
         config.check()
+        assert parse(shlex.split(study.whale_command(config))[1:]) == dataclasses.replace(config, out=None)
         plan = plan_of(config, config.arms[0], config.load_domain())
         assert plan.budget == study.SIZES[domain].budget
         shapes.add((plan.schedule, plan.steps, plan.rounds, config.edits))
@@ -91,7 +95,7 @@ def test_an_arm_runs_once_and_comes_out_the_same_again(
     assert 0 < end.rollouts <= TINY.budget and end.phases[0][0] == "weights"
     assert end.mean == sum(map(int, end.by_task)) / (8 * TINY.test)
     assert json.loads(path.read_bytes())["results"][1]["mean@8"] == end.mean
-    monkeypatch.setattr("play.run_arm", None)  # what is done is not done again
+    monkeypatch.setattr("play.play_arm", None)  # what is done is not done again
     run.run_all(jobs("a", *arms), Inline(), kept, path)  # type: ignore[arg-type]
     monkeypatch.undo()
     again = results.current()

@@ -84,19 +84,19 @@ def schedules(axes: Axes, rows: Sequence[Row], domain: str) -> None:
 
 
 def phases(axes: Axes, rows: Sequence[Row], domain: str) -> None:
-    """The phases that adaptive chose, a bar a seed."""
+    """The phases that adaptive chose, a bar a seed; in brackets those that the budget or the cap ended."""
     mine = [row for row in rows if (row.domain, row.arm) == (domain, "adaptive")]
     for row in mine:
         left = 0
         for kind, units, spent, why in row.phases:
             axes.barh(row.seed, spent, left=left, color=PHASES[kind], edgecolor="white")
-            text = f"{units:g}" + ("" if why else "·")
+            text = f"{units:g}" if why else f"({units:g})"
             axes.text(left + spent / 2, row.seed, text, ha="center", va="center", fontsize=8, color=INK)
             left += spent
     axes.set_yticks([row.seed for row in mine], [f"seed {row.seed}" for row in mine])
     axes.invert_yaxis()
     axes.set_title(NAMES[domain], loc="left", fontweight="bold")
-    axes.set_xlabel("rollouts; in the bars: epochs of weights, rounds of search (·: cut by the budget)")
+    axes.set_xlabel("rollouts; epochs of weights, rounds of search")
 
 
 def behaviours(axes: Axes, rows: Sequence[Row], domain: str) -> None:
@@ -112,7 +112,7 @@ def behaviours(axes: Axes, rows: Sequence[Row], domain: str) -> None:
                 y = place + (offset - len(arms) / 2) * 0.11
                 axes.plot([100 * statistics.fmean(seen)], [y], marker="o", ms=5, color=tints[arm], ls="",
                           label=label(arm) if place == 0 else None)  # fmt: skip
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     axes.set_xlim(-3, 103)
     axes.set_title(NAMES[domain], loc="left", fontweight="bold")
@@ -130,8 +130,9 @@ def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row]
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(axis="both", color=GRID, linewidth=0.6)
             axes.set_axisbelow(True)
-            if legend and place == 1:
-                axes.legend(fontsize=8, frameon=False)
+        if legend:
+            handles, labels = whole.axes[0].get_legend_handles_labels()
+            whole.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
         png(whole, path)
 
 

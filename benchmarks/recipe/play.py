@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from results import Done, Row
-from study import CURVE_POINTS, CURVE_REPEATS, REPEATS, START, command
+from study import CURVE_POINTS, CURVE_REPEATS, REPEATS, START, command, whale_command
 
 from whale_envs import sandbox
 from whale_envs.episode import read_json, write_atomic
@@ -18,9 +18,9 @@ from whale_train.console import FileProgress
 from whale_train.evaluate import Evaluation, evaluate
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
-from whale_train.run import test_name
+from whale_train.run import arm_folder, play_arm, test_name
 from whale_train.run_folder import RunFolder
-from whale_train.whale import Snapshot, cycle_ends, harness_of, model_of, run_arm, snapshots
+from whale_train.whale import Snapshot, cycle_ends, harness_of, model_of, snapshots
 
 
 def play(config: RunConfig, arm: str) -> Done:
@@ -33,9 +33,9 @@ def play(config: RunConfig, arm: str) -> Done:
         path = folder.path / "done.json"
         if folder.finished:
             return read_json(path, Done)
-        home = folder.path / "arms" / config.arms[0]
+        home = arm_folder(folder.path, config.arms[0])
         if arm != START:
-            run_arm(config, config.arms[0], home, FileProgress(home / "progress.json"))
+            play_arm(config, config.arms[0])
         done = Done(_tested(config, arm, home), folder.info.hashes)
         write_atomic(path, msgspec.json.encode(done))
         folder.write_result(final={"mean@8": done.row.mean, "ci95": done.row.ci95}, rollouts=done.row.rollouts)
@@ -62,6 +62,7 @@ def _tested(config: RunConfig, arm: str, home: Path) -> Row:
         mean=last.score.mean,
         ci95=(last.score.low, last.score.high),
         command=command(config.domain, arm, config.seed),
+        whale=whale_command(config),
         by_task="".join(str(round(sum(repeats))) for repeats in last.scores.values()),
         behaviours=last.behaviours,
         phases=phases(config, home, done),

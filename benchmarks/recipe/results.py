@@ -20,10 +20,10 @@ SAME = ("rollouts", "mean", "ci95", "by_task", "behaviours", "phases", "curve")
 class Row(msgspec.Struct, frozen=True, rename={"mean": "mean@8", "by_task": "by task"}):
     """A line of `results.json`: one arm of one seed, tested once at its end.
 
-    `by_task` has a digit for each test task, in their order: how many of its 8 episodes were right. `phases` has [kind,
-    units, rollouts, why it ended before its planned end], units of weights in epochs, of harness in rounds. `curve` has
-    [rollouts, score] of points before the end, at one episode a task. `seconds` is processor-bound work on one core,
-    tests among it.
+    `whale` is the same arm as a plain `whale run`. `by_task` has a digit for each test task, in their order: how many
+    of its 8 episodes were right. `phases` has [kind, units, rollouts, why it ended before its planned end], units of
+    weights in epochs, of harness in rounds. `curve` has [rollouts, score] of points before the end, at one episode a
+    task. `seconds` is what the parts of the arm and its tests took, each on one core.
     """
 
     domain: str
@@ -33,6 +33,7 @@ class Row(msgspec.Struct, frozen=True, rename={"mean": "mean@8", "by_task": "by 
     mean: float
     ci95: tuple[float, float]
     command: str
+    whale: str
     by_task: str
     behaviours: dict[str, float]
     phases: list[tuple[str, float, int, str]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
 #: Episodes of each test task at the end, and at a point of the curve before that.
 REPEATS, CURVE_REPEATS = 8, 1
 #: The most points of a curve between its start and its end.
-CURVE_POINTS = 4
+CURVE_POINTS = 3
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ class Sizes:
     test: int = 256
 
 
-#: 204 prompts are a fifth of the 1,024 weight tasks, so that 0.2, 0.6 and 1.0 epochs are whole steps.
+#: 204 prompts are a fifth of the 1,024 weight tasks, so that 0.2, 0.6 and 1.0 epochs are whole steps. The budget is two
+#: cycles of (1.0, 10); math and chess take twice the time a rollout, and so have fewer tasks in a round.
 SIZES = {
     "search-qa": Sizes(204, 1, 2, 64, 4736),
-    "math": Sizes(204, 1, 2, 64, 4736),
-    "chess": Sizes(204, 1, 2, 64, 4736),
+    "math": Sizes(204, 1, 2, 48, 4056),
+    "chess": Sizes(204, 1, 2, 48, 4056),
 }
 
 
@@ -66,6 +68,7 @@ def arm_config(domain: str, arm: str, seed: int, work: Path) -> RunConfig:
         "budget_rollouts": size.budget,
         "repeats": REPEATS,
         "limit": size.test,
+        "baselines": False,
         **ARMS.get(arm, {}),
     }
     return RunConfig(domain=domain, seed=seed, out=work / domain / arm / str(seed), **given)
@@ -74,3 +77,16 @@ def arm_config(domain: str, arm: str, seed: int, work: Path) -> RunConfig:
 def command(domain: str, arm: str, seed: int) -> str:
     """What runs one line again, where it is not done."""
     return f"python benchmarks/recipe/run.py --domains {domain} --arms {arm} --seeds {seed}"
+
+
+def whale_command(config: RunConfig) -> str:
+    """The same arm as the command line's own run, which also tests its start and where each of its cycles ends."""
+    words = ["whale", "run"]
+    for field in fields(config):
+        value, flag = getattr(config, field.name), field.name.replace("_", "-")
+        if value == field.default or field.name == "out":
+            continue
+        words += (
+            ([f"--{flag}"] if value else [f"--no-{flag}"]) if isinstance(value, bool) else [f"--{flag}", str(value)]
+        )
+    return shlex.join(words)
