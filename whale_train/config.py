@@ -268,7 +268,8 @@ class RunConfig(WeightPhases, SearchPhases):
     """Run WHALE: weights and harness trained in turn, beside weights alone and harness alone on the same budget."""
 
     kind: ClassVar[str] = "run"
-    words: ClassVar[tuple[str, ...]] = ("out", "recipe")  # a recipe is what its options are
+    # a recipe is what its options are, and more tests after the run change nothing of it
+    words: ClassVar[tuple[str, ...]] = ("out", "recipe", "curve")
 
     recipe: str | None = None
     """A recipe that ships, or a TOML file like those: what is not given beside it is taken from there, not from the
@@ -288,6 +289,9 @@ class RunConfig(WeightPhases, SearchPhases):
     """Weights alone and harness alone run beside it, on the same budget."""
     rescore: int = 0
     """How many of the best old harnesses each harness phase scores again under the new weights, before its rounds."""
+    curve: bool = False
+    """Test where every phase has ended, not every cycle alone: more points on the curves. A run that has ended may be
+    given it, too: the tests come after all choices."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

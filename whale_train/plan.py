@@ -7,7 +7,6 @@ assumptions, each a figure with its origin.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -229,16 +228,15 @@ def costing(config: PlanConfig) -> Costing:
         if plan.limit is not None and plan.limit < plan.least:
             raise UserError(f"--budget-rollouts {plan.limit}: the least that arm {name} can do takes {plan.least:,}")
         phases = list(plan.played())
-        arms.append(ArmPlan(name, plan, phases, sum(1 for _ in _tested(phases))))
+        arms.append(ArmPlan(name, plan, phases, _tests(config, phases)))
     return Costing(config, data, arms)
 
 
-def _tested(phases: list[tuple[Phase, int]]) -> Iterator[object]:
-    """The phases after which weights and harness are tested."""
-    from whale_train.whale import Snapshot, cycle_ends
+def _tests(config: PlanConfig, phases: list[tuple[Phase, int]]) -> int:
+    """After how many phases weights and harness are tested."""
+    from whale_train.whale import Snapshot, measured
 
-    done = [Snapshot(phase.name, phase.cycle, phase.kind, 0, "", "") for phase, _ in phases]
-    return iter(cycle_ends(done))
+    return len(measured(config, [Snapshot(phase.name, phase.cycle, phase.kind, 0, "", "") for phase, _ in phases]))
 
 
 def _data(config: PlanConfig) -> Data:

@@ -33,7 +33,7 @@ from whale_train.pool import Pool, pool
 from whale_train.preflight import preflight
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
-from whale_train.whale import Experiment, Snapshot, cycle_ends, harness_of, model_of, plan_of, run_arm, snapshots
+from whale_train.whale import Experiment, Snapshot, harness_of, measured, model_of, plan_of, run_arm, snapshots
 
 E = TypeVar("E", bound=Experiment)
 
@@ -117,7 +117,7 @@ def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Evaluati
 
 def _ask_tests(config: Experiment, arm: str, workers: Pool, asked: set[str]) -> None:
     """Queue the tests of an arm that has ended; its choices are made, so the seal may be broken."""
-    for snapshot in cycle_ends(snapshots(arm_folder(config.folder, arm))):
+    for snapshot in measured(config, snapshots(arm_folder(config.folder, arm))):
         name = test_name(snapshot)
         if name not in asked:
             asked.add(name)
@@ -193,7 +193,7 @@ def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
 def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
     """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
     path = arm_folder(folder, arm)
-    done = cycle_ends(snapshots(path))
+    done = measured(config, snapshots(path))
     tests = [load_evaluation(folder / "test" / test_name(s)) for s in done]
     found = [t for t in tests if t is not None]
     assert len(found) == len(done)
@@ -205,7 +205,8 @@ def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation
     write_atomic(path / "harness.py", harness_of(config, path, done[-1]).source.encode())
     ledger = _ledger(folder, arm)
     for snapshot, test in zip(done, found, strict=True):
-        ledger.add(Spent(f"test {snapshot.phase}", "test", test.rollouts, seconds=test.seconds, dollars=test.dollars))
+        key, cost = f"test {test_name(snapshot)}", {"dollars": test.dollars, "judge": test.judge}
+        ledger.add(Spent(key, "test", test.rollouts, seconds=test.seconds, **cost))
     return found[0], found[-1]
 
 

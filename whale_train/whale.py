@@ -97,8 +97,13 @@ def snapshots(folder: Path) -> list[Snapshot]:
 
 
 def cycle_ends(done: list[Snapshot]) -> list[Snapshot]:
-    """The snapshots that are tested: the start, and where each cycle ends."""
+    """The start, and where each cycle ends."""
     return [s for s, after in zip(done, [*done[1:], None], strict=True) if after is None or after.cycle != s.cycle]
+
+
+def measured(config: Experiment, done: list[Snapshot]) -> list[Snapshot]:
+    """The snapshots that are tested: where each cycle ends or, with --curve, each phase; the start first."""
+    return done if isinstance(config, RunConfig) and config.curve else cycle_ends(done)
 
 
 def model_of(config: Experiment, folder: Path, snapshot: Snapshot) -> str:
