@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from whale_envs import Episode, Harness, HarnessEnv
 from whale_envs.contract import play, record
 from whale_envs.harness import jail_process
 from whale_envs.harness.jail import Jail, JailedSession, JailLimits
+from whale_envs.sandbox import isolation
 
 QUICK = JailLimits(seconds=0.3, memory_mb=128)
 
@@ -311,8 +313,10 @@ x = hunt(), sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in 
 """
     reaching.reset(seed=0)
     episode = step(reaching, hunt)
-    assert episode is not None and episode.answer.startswith("([], ['"), episode
-    assert episode.answer.endswith("'PYTHONHASHSEED'], [])") or "'LC_CTYPE', 'PYTHONHASHSEED'], [])" in episode.answer
+    assert episode is not None
+    found, arguments, environment, modules = ast.literal_eval(episode.answer)
+    assert (found, arguments, modules) == ([], [""], [])
+    assert set(environment) <= {*isolation.ENVIRONMENT, "LC_CTYPE", "PWD"}
 
 
 FORGED = {
@@ -401,9 +405,12 @@ def test_a_harness_that_puts_another_function_for_the_end_ends(
         REACH
         + f"""
 from whale_envs.harness import user
+def is_open(n):
+    try: return os.get_inheritable(n) is not None
+    except OSError: return False
 def run(task, tools):
     os._exit = lambda code: None
-    fd = 3
+    fd = next(n for n in range(3, 64) if is_open(n))
     yield [user(task.question)]
     {how}
 """
@@ -411,7 +418,8 @@ def run(task, tools):
     other = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
     other.reset(seed=1)
     if unsafe:  # nothing else keeps it from taking its zygote along
-        monkeypatch.setattr(jail_process, "_filter", lambda: b"")
+        monkeypatch.setattr(isolation, "require", lambda: isolation.Isolation("none"))
+        monkeypatch.setattr(jail_process, "supervisor", jail_process.supervisor.__wrapped__)  # not one that is safe
     mine = Jail(toy_harness(source, trusted=False), QUICK)
     env = HarnessEnv(Toy(), harness=mine.harness, jail=mine)
     for seed in range(3):

@@ -110,8 +110,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced():
     assert math_equivalent("0.5", "1/2").score == 1
     for _ in range(2):
         for session, _ in workers._workers._free:
-            child, _ = session._running
-            signal.pidfd_send_signal(child._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(session._running._pidfd, signal.SIGKILL)
         assert math_equivalent("0.25", "1/4").score == 1
         assert math_equivalent("0.25", "1/5").score == 0
 

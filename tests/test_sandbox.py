@@ -20,7 +20,7 @@ from sandbox_place import filtered
 
 from whale_envs.sandbox import Pool, isolation, launch
 from whale_envs.sandbox.archive import Archive
-from whale_envs.sandbox.child import Child, _paths, _without_paths
+from whale_envs.sandbox.job import Job, _paths, _without_paths
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 
@@ -79,11 +79,11 @@ def test_a_caller_that_stops_listening_takes_its_job_along():
 def _interrupted() -> None:
     """A call that ends in the middle, as by Ctrl-C, before it has heard that its job was started."""
 
-    def interrupt(self: Child) -> None:
+    def interrupt(self: Job) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Child, "hear", interrupt)
+        patch.setattr(Job, "start", interrupt)
         run("while True: pass", 200)
 
 
@@ -198,7 +198,7 @@ def test_a_zygote_that_hangs_while_a_job_runs_is_given_up(monkeypatch):
     pool.close()
 
 
-@pytest.mark.parametrize("left", range(8))
+@pytest.mark.parametrize("left", range(7))
 def test_a_zygote_that_finds_no_descriptor_leaves_none_open(left):
     code = (
         "import os, resource\nfrom whale_envs.sandbox import Pool, tier\n"

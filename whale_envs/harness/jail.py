@@ -1,9 +1,10 @@
 """Harnesses that are not trusted, each episode in a child process of its own that never holds an answer.
 
 A `Jail` owns a zygote for one harness: a clean process with the harness compiled, that forks a confined worker for
-each episode (`whale_envs.harness.jail_worker`). Only `task.shown`, replies and tool results go in; every frame that
-comes out is checked as hostile. A worker that hangs or dies takes its own episode along and no other, and what an
-episode leaves in memory ends with it: there is nowhere to leave a note for another one.
+each episode (`whale_envs.sandbox`; what a worker does is `whale_envs.harness.jail_worker`). Only `task.shown`, replies
+and tool results go in; every frame that comes out is checked as hostile. A worker that hangs or dies takes its own
+episode along and no other, and what an episode leaves in memory ends with it: there is nowhere to leave a note for
+another one.
 
 What this does not cover: an episode can measure time, and so how busy the machine is.
 """
@@ -18,10 +19,11 @@ from typing import Any
 
 from whale_envs.errors import ToolUseError, UserError
 from whale_envs.harness.helpers import Message, ReplyView
-from whale_envs.harness.jail_process import JailLimits, Worker, Zygote
+from whale_envs.harness.jail_process import JailLimits, Worker, zygote_of
 from whale_envs.harness.load import Harness
 from whale_envs.harness.session import Session, Toolbox
 from whale_envs.harness.wire import MAX_FAILURE, Gone, WireError, ask_from, clean, pack, plain
+from whale_envs.sandbox.launch import Zygote, ZygoteEnded
 
 __all__ = ["Jail", "JailLimits", "JailedSession"]
 
@@ -50,15 +52,14 @@ class Jail:
     @property
     def pid(self) -> int | None:
         """The running zygote's process id."""
-        return self._zygote.process.pid if self._zygote is not None and self._zygote.alive else None
+        return self._zygote.pid if self._zygote is not None else None
 
     def worker(self) -> Worker:
         """A new process for one episode. `UserError` if none can start."""
         for _ in range(SPARE + 2):
-            with contextlib.suppress(Gone):  # the zygote or a spare was killed from outside: the next, then
-                with self._lock:
-                    worker = self._next()
-                worker.ready()
+            with contextlib.suppress(ZygoteEnded):  # the zygote or a spare was killed from outside: the next, then
+                worker = self._next()
+                worker.start()
                 return worker
         raise UserError(f"cannot start an episode of {self.harness.name}: its process is killed again and again")
 
@@ -68,22 +69,29 @@ class Jail:
         A fork costs milliseconds of processor time, most of it for pages that the child writes: it is spent while the
         model is at work, or on another processor. A jail for a few episodes forks few ahead.
         """
-        if self._zygote is None or not self._zygote.alive:
-            self._zygote = Zygote(self.harness, self.limits, self._hash_seed)
-            self._spare.clear()
-        self._started += 1
-        while len(self._spare) <= min(self._started, SPARE):
-            self._spare.append(Worker(self._zygote, self.limits))
-        return self._spare.popleft()
+        with self._lock:
+            if self._zygote is None:
+                self._zygote = zygote_of(self.harness, self.limits, self._hash_seed)
+            self._started += 1
+            try:
+                while len(self._spare) <= min(self._started, SPARE):
+                    self._spare.append(Worker(self._zygote, self.harness.name, self.limits))
+            except ZygoteEnded:
+                self._end()
+                raise
+            return self._spare.popleft()
+
+    def _end(self) -> None:
+        while self._spare:
+            self._spare.pop().close()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def close(self) -> None:
         """End the zygote and all episodes."""
         with self._lock:
-            while self._spare:
-                self._spare.pop().end()
-            if self._zygote is not None:
-                self._zygote.end()
-                self._zygote = None
+            self._end()
 
 
 class _Broken(Exception):
@@ -126,7 +134,7 @@ class JailedSession(Session):
     def close(self) -> None:
         """See `Session.close`. The generator's `finally` blocks do not run: what they would do is dropped anyway."""
         if self._worker is not None:
-            self._worker.end()
+            self._worker.close()
             self._worker = None
 
     def _exchange(self, reply: ReplyView | None) -> tuple[str, Any]:
@@ -155,7 +163,7 @@ class JailedSession(Session):
         except TimeoutError as error:
             raise _Broken(f"TimeoutError: {error}") from None
         except Gone:
-            raise _Broken(f"its process ended ({worker.post_mortem()})") from None
+            raise _Broken(f"its process ended ({worker.ended()})") from None
         except WireError as error:
             raise _Broken(f"sent what it may not: {error}") from None
 

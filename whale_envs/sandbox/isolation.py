@@ -1,6 +1,6 @@
 """Which layers this machine offers, found by trying them; what to do where too few are there.
 
-A: Landlock + seccomp + rlimits, and bubblewrap around the code tool. B: without bubblewrap. C: seccomp + rlimits.
+A: bubblewrap + Landlock + seccomp + rlimits. B: without bubblewrap. C: seccomp + rlimits.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",  # names are looked up once, at the start, and not by each child for itself
     "MALLOC_ARENA_MAX": "1",  # each further arena would take 64 MB of the job's address space, for each thread
 }
 #: Where the packages are that a clean process imports. Python finds it by itself in an environment or a system
@@ -69,7 +70,7 @@ class Isolation:
     def __str__(self) -> str:
         landlock = f"Landlock (ABI {self.landlock_abi})"
         return {
-            "A": f"A: {landlock}, seccomp, rlimits; code tool in bubblewrap too",
+            "A": f"A: bubblewrap, {landlock}, seccomp, rlimits",
             "B": f"B: {landlock}, seccomp, rlimits; no bubblewrap ({self.missing})",
             "C": f"C: seccomp, rlimits; no Landlock in this kernel ({self.missing})",
             "none": f"none: {self.missing}",
@@ -161,7 +162,7 @@ def _bubblewrap(bwrap: str, own_user: bool) -> list[str]:
     package = Path(__file__).parent.parent
     shown = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
     shown += [str(PACKAGES)]
-    shown += [str(package / "sandbox"), str(package / "harness")]
+    shown += [str(package / name) for name in ("sandbox", "harness", "errors.py")]
     result = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     result += ["--unshare-user"] if own_user else []
     result += ["--cap-drop", "ALL"]

@@ -1,4 +1,4 @@
-"""Runs a job's source the way an interpreter runs a person's file, in a process that is confined already.
+"""The payload of the code tool's zygotes: runs a job's source the way an interpreter runs a person's file.
 
 The value of the last expression is printed as at the prompt. `random` starts from the same seed in every job and
 session, so that the same source prints the same.
@@ -10,46 +10,81 @@ import ast
 import atexit
 import contextlib
 import gc
+import importlib
+import io
 import linecache
 import os
 import random
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
+
+from whale_envs.sandbox.archive import Archive
 
 OK, ERROR, MEMORY = 0, 1, 3  # exit codes
 
 
-def run(source_fd: int) -> int:
-    """Run the source that can be read from a descriptor; the exit code."""
+class Payload:
+    """See `whale_envs.sandbox.zygote.Payload`, and `whale_envs.sandbox.pool.Pool` for the arguments."""
+
+    outlives = False
+
+    def __init__(self, preload: Sequence[str], packages: Sequence[str], prepare: str) -> None:
+        for name in preload:
+            importlib.import_module(name)
+        exec(compile(prepare, "prepare.py", "exec"), {})
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(0)  # as `_main` does with `random`
+        self.finders = [Archive(packages)]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "whale_envs"]:
+            del sys.modules[name]  # not for jobs
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(line_buffering=True)  # what was printed before a time limit is kept
+
+    def specialise(self) -> None:
+        """Jobs are all of one kind."""
+
+    def live(self, fd: int, request: dict[str, bool]) -> int:
+        """Run the program, or the cells, that come over a socket; the exit code."""
+        with open(fd, "rb") as cells:
+            if request["session"]:
+                return serve(cells)
+            source = _next(cells)
+        return OK if source is None else run(source)
+
+
+def run(source: bytes) -> int:
+    """Run a program; the exit code."""
     stdout, stderr = sys.stdout, sys.stderr
-    with open(source_fd, "rb") as file:
-        source = file.read()
     code = _outcome(source, "main.py", _main())
     for finish in (threading._shutdown, atexit._run_exitfuncs, stdout.flush, stderr.flush):  # type: ignore[attr-defined]
         code = _finish(finish, code)
     return code
 
 
-def serve(cells_fd: int) -> int:
-    """Run the cells that come over a socket, each as 4 bytes of length and its source; 0 when that is closed.
+def serve(cells: io.BufferedReader) -> int:
+    """Run the cells that come over a socket; 0 when that is closed.
 
     They share one namespace. Each is answered with the exit code that it would have had, a byte, once all that it
     printed is written.
     """
     stdout, stderr = sys.stdout, sys.stderr
-    main, number = _main(), 0
-    with open(cells_fd, "rb") as cells:
-        while length := cells.read(4):
-            source = cells.read(int.from_bytes(length, "big"))
-            number += 1
-            code = _outcome(source, f"cell {number}", main)
-            for flush in (stdout.flush, stderr.flush):
-                code = _finish(flush, code)
-            os.write(cells_fd, bytes([code]))
+    main, number, answers = _main(), 0, cells.fileno()
+    while (source := _next(cells)) is not None:
+        number += 1
+        code = _outcome(source, f"cell {number}", main)
+        for flush in (stdout.flush, stderr.flush):
+            code = _finish(flush, code)
+        os.write(answers, bytes([code]))
     return OK
+
+
+def _next(cells: io.BufferedReader) -> bytes | None:
+    """A source, which comes after its length in 4 bytes; None at the end."""
+    length = cells.read(4)
+    return cells.read(int.from_bytes(length, "big")) if length else None
 
 
 def _main() -> ModuleType:

@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,15 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from whale_envs.harness.helpers import ExecResult
-from whale_envs.sandbox.child import STATUSES, Child
-from whale_envs.sandbox.launch import ZygoteEnded, ZygoteProcess
+from whale_envs.sandbox.job import STATUSES, Job
+from whale_envs.sandbox.launch import Zygote, ZygoteEnded
 
 if TYPE_CHECKING:
     from whale_envs.sandbox.pool import Pool
 
 #: Processor time of one session's process in seconds: a backstop, since the clock bounds each cell.
 CPU_SECONDS = 3600
-#: Each session holds five descriptors here, and hundreds of episodes may have one each.
+#: Each session holds four descriptors here, and hundreds of episodes may have one each.
 DESCRIPTORS = 8192
 _LOST = "the session ended, and its names are gone; the next call starts anew\n"
 
@@ -36,7 +35,7 @@ class Session:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._running: tuple[Child, socket.socket] | None = None
+        self._running: Job | None = None
         self._owner = os.getpid()
 
     def __enter__(self) -> Session:
@@ -59,7 +58,7 @@ class Session:
                     self._running = self._pool.using(partial(self._fork, memory_mb))
                 elif self._owner != os.getpid():  # in a forked copy of the process that it belongs to
                     raise ZygoteEnded
-                return self._cell(*self._running, source.encode("utf-8", "surrogatepass"), timeout)
+                return self._cell(self._running, source, timeout)
             except ZygoteEnded:
                 self.close()
                 return ExecResult("", _LOST, "killed")
@@ -70,52 +69,45 @@ class Session:
     def close(self) -> None:
         """End the process and forget the names; the next cell starts anew."""
         if self._running is not None:
-            self._running[0].close()
+            self._running.close()
             self._running = None
 
-    def _fork(self, memory_mb: int, zygote: ZygoteProcess) -> tuple[Child, socket.socket]:
+    @staticmethod
+    def _fork(memory_mb: int, zygote: Zygote) -> Job:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < min(hard, DESCRIPTORS):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
-        cells, theirs = socket.socketpair()
+        job = Job(zygote, memory_mb, CPU_SECONDS, session=True)
         try:
-            with theirs:
-                child = Child(zygote, theirs.fileno(), memory_mb, CPU_SECONDS, session=True)
+            job.start()
         except BaseException:
-            cells.close()
+            job.close()
             raise
-        child.resources.enter_context(cells)
-        weakref.finalize(self, child.resources.close)
-        try:
-            child.wait_until_started()
-        except BaseException:
-            child.close()
-            raise
-        return child, cells
+        return job
 
-    def _cell(self, child: Child, cells: socket.socket, source: bytes, timeout: float) -> ExecResult:
-        child.begin()
-        code = self._exchange(child, cells, source, timeout)
+    def _cell(self, job: Job, source: str, timeout: float) -> ExecResult:
+        job.begin()
+        code = self._exchange(job, source, timeout)
         if code is None:
-            if child.exit is None:
-                child.kill("killed")
-                child.follow(timeout)
-            result = child.result(timeout)
+            if job.exit is None:
+                job.kill("killed")
+                job.follow(timeout)
+            result = job.result(timeout)
             self.close()
             return replace(result, stderr=result.stderr + _LOST)
-        child.pause()
-        return ExecResult(*child.texts(), STATUSES[code], time.perf_counter() - child.started)
+        job.pause()
+        return ExecResult(*job.texts(), STATUSES[code], time.perf_counter() - job.started)
 
-    def _exchange(self, child: Child, cells: socket.socket, source: bytes, timeout: float) -> int | None:
+    @staticmethod
+    def _exchange(job: Job, source: str, timeout: float) -> int | None:
         """Send a cell; how it went, or None when the process has ended or has to be given up."""
-        cells.setblocking(False)
+        job.socket.setblocking(False)
         try:
             with suppress(BlockingIOError):
-                cells.recv(1, socket.MSG_PEEK)
+                job.socket.recv(1, socket.MSG_PEEK)
                 return None  # it has ended since the last cell, or speaks without being asked
-            cells.settimeout(timeout)
-            cells.sendall(len(source).to_bytes(4, "big") + source)
+            job.send(source, timeout)
         except (TimeoutError, BrokenPipeError, ConnectionResetError):  # it does not read, or ended with a cell unread
             return None
-        reply = child.follow(timeout, cells)
+        reply = job.follow(timeout, replies=True)
         return reply[0] if reply and reply[0] in STATUSES else None

@@ -1,17 +1,19 @@
-"""A clean process that has everything imported and forks one child per job: `python -P -s zygote.py CONFIG`.
+"""A clean process that has everything imported and forks confined children: `python -P -s zygote.py CONFIG`.
 
-Descriptor 3 is the control socket (one datagram a job), 4 a pidfd of the process that started this one, 5 the Landlock
-rules (where the kernel has Landlock), 0 the null device. A datagram is a JSON object
-`{"memory_mb": int, "cpu_seconds": int, "session": bool}` with four descriptors: the source (for a session, the socket
-that its cells come from), where standard output and standard error go, and the job's status socket, on which follow
+What a child does is its payload's affair: a job of the code tool (`runner`) or an episode of a harness
+(`whale_envs.harness.jail_worker`). Descriptor 3 is the control socket, 4 a pidfd of the process that started this one,
+5 the Landlock rules (where the kernel has Landlock), 0 the null device. CONFIG and the requests, datagrams on the
+control socket, are JSON objects. A request has a `token`, which is the caller's name for a child, and descriptors:
 
-    P + a pidfd        the child was forked (the other side can now kill it)
-    R                  the child has confined itself and is about to run the source
-    F message          the child was not forked or could not confine itself; the source did not run
-    X + status, CPU    the child has ended: wait status, processor seconds
+    fork + a socket [+ standard output and error]
+                            fork a child. The first that comes on its socket is R, once it has confined itself and
+                            before it looks at anything, or F and why there is none
+    nest + a control socket + a file of JSON
+                            fork a zygote of the same kind, whose payload is given the content of the file
+    end [+ a pipe]          kill a child unless it has ended, reap it, and write its wait status and the processor
+                            seconds that it used to the pipe; a nested zygote leaves when its control socket is closed
 
-When the other side closes the status socket, the child is killed.
-The child has only the source, so nothing of another job or of the process that asked is in its memory.
+A child has only what its socket brings, so nothing of another one or of the process that asked is in its memory.
 """
 
 from __future__ import annotations
@@ -19,170 +21,222 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
+import importlib.machinery
 import json
 import os
 import resource
 import select
 import signal
 import socket
-import struct
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from whale_envs.sandbox.archive import Archive
-    from whale_envs.sandbox.layers import Confinement, ConfinementError, Limits
-    from whale_envs.sandbox.runner import run, serve
-else:  # the files beside this one, without the package around them
-    sys.path.insert(0, str(Path(__file__).parent))
-    from archive import Archive
-    from layers import Confinement, ConfinementError, Limits
-    from runner import run, serve
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if not TYPE_CHECKING:  # modules of the package without the packages around them, which import Gymnasium
+    for _name in ("", ".sandbox", ".harness"):
+        sys.modules["whale_envs" + _name] = ModuleType("whale_envs" + _name)
+        sys.modules["whale_envs" + _name].__path__ = [PACKAGE + _name.replace(".", os.sep)]
 
-    del sys.path[0]
-    for _name in ("archive", "layers", "runner"):
-        del sys.modules[_name]
+from whale_envs.sandbox import probes  # noqa: E402
+from whale_envs.sandbox.layers import Confinement, ConfinementError, Limits  # noqa: E402
 
 CONTROL, PARENT, RULES = 3, 4, 5
-EXITED = struct.Struct("<cid")
+LEAVE_SECONDS = 2
+
+
+class Payload(Protocol):
+    """What children do: the class `Payload` of a module, made before any fork from the options in CONFIG.
+
+    A fork is paid for by the page: each that a child is the first to write to, if only to count a reference, has to be
+    copied. So whatever can be made before the fork is.
+    """
+
+    #: Whether a child goes on when its zygote was killed.
+    outlives: bool
+    #: What finds modules that are not imported yet, besides those that the interpreter has built in.
+    finders: Sequence[MetaPathFinder]
+
+    def specialise(self, **options: Any) -> None:
+        """In a nested zygote: get ready for the children of this one."""
+
+    def live(self, fd: int, request: dict[str, Any]) -> int:
+        """A confined child's whole life, with its socket and what was asked; the exit code."""
 
 
 class Zygote:
-    """The loop: fork on a datagram, reap on a child's end, leave when the parent is gone."""
+    """The loop: fork on a request, kill and reap on another, leave when the parent is gone and take all along."""
 
-    def __init__(self, own_user: bool, seccomp: bytes, rules: int) -> None:
-        self.own_user = own_user
+    def __init__(self, payload: Payload, own_user: bool, seccomp: bytes, rules: int) -> None:
+        self.payload, self.own_user = payload, own_user
         self.confinement = Confinement(seccomp, rules) if seccomp else None  # None: the user said --unsafe
         self.limits = Limits()
         self.control = socket.socket(fileno=CONTROL)
-        self.poller = select.poll()
-        self.poller.register(CONTROL, select.POLLIN)
-        self.poller.register(PARENT, select.POLLIN)
-        self.children: dict[int, tuple[int, int]] = {}  # pidfd: pid, status socket
-        self.asked: dict[int, int] = {}  # status socket: pidfd
+        self.children: dict[int, int] = {}  # token: process id
+        self.nested: dict[int, int] = {}
 
     def serve(self) -> None:
-        """Serve jobs until the parent closes its end or ends."""
-        while True:
-            # the control socket last: what it brings may take the numbers of descriptors that are closed before
-            for fd, _ in sorted(self.poller.poll(), key=lambda event: event[0] == CONTROL):
-                if fd == PARENT:
-                    return
-                if fd in self.children:
-                    self.reap(fd)
-                    continue
-                if fd in self.asked:  # whoever asked is gone
-                    self.poller.unregister(fd)
-                    signal.pidfd_send_signal(self.asked.pop(fd), signal.SIGKILL)
-                    continue
-                if fd != CONTROL:  # reaped in this round
-                    continue
-                message, fds, _, _ = socket.recv_fds(self.control, 4096, 4)
-                if not message:
-                    return
-                self.start(json.loads(message), fds)
+        """Serve requests until the parent closes its end or ends."""
+        poller = select.poll()
+        for fd in (CONTROL, PARENT):
+            poller.register(fd, select.POLLIN)
+        while not any(fd == PARENT for fd, _ in poller.poll()):
+            message, fds, _, _ = socket.recv_fds(self.control, 4096, 3)
+            if not message:
+                return
+            request = json.loads(message)
+            if request["do"] == "end":
+                self.end(request["token"], fds)
+            else:
+                self.fork(request, fds)
+            for fd in fds:
+                os.close(fd)
 
-    def start(self, job: dict[str, Any], fds: list[int]) -> None:
-        """Fork the job's child and hand its pidfd over."""
-        source, out, err, status = fds
-        parent = os.getpid()
+    def fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        """Fork a child, or a zygote."""
+        nests, parent = request["do"] == "nest", os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:
-            os.write(status, f"Fcannot fork: {error}".encode())
-            os.close(status)
-        else:
-            if pid == 0:
-                self.child(job, fds, parent)
-            pidfd = os.pidfd_open(pid)
-            with socket.socket(fileno=os.dup(status)) as peer, contextlib.suppress(ConnectionError):
-                socket.send_fds(peer, [b"P"], [pidfd])
-            self.children[pidfd], self.asked[status] = (pid, status), pidfd
-            self.poller.register(pidfd, select.POLLIN)
-            self.poller.register(status, 0)  # tells of a hang-up
-        for fd in (source, out, err):
-            os.close(fd)
+        except OSError as error:  # too many processes, or too little memory
+            advice = "allow more processes (ulimit -u, or the container's limit), or run fewer at once"
+            with contextlib.suppress(OSError):  # whoever asked is gone
+                os.write(fds[0], f"Fcannot fork: {error.strerror}; {advice}".encode())
+            return
+        if pid == 0:
+            end = os._exit  # kept here, since what runs may put another function in its place
+            try:
+                (self.nest if nests else self.child)(request, fds, parent, end)
+            finally:  # never back into this loop, which is the parent's
+                end(1)
+        (self.nested if nests else self.children)[request["token"]] = pid
 
-    def child(self, job: dict[str, Any], fds: list[int], parent: int) -> None:
-        """Confine this process, run the source, and end."""
-        source, out, err, status = fds
-        code, end = 1, os._exit  # kept here, since the job may put another function in its place
+    def child(self, request: dict[str, Any], fds: list[int], parent: int, end: Any) -> None:
+        """Confine this process, live, and end."""
+        sock, *standard = fds
         try:
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            keep = {source, status, 0, 1, 2}
-            if self.confinement is None:
-                os.setsid()
-                self.limits.apply(keep, job["memory_mb"], job["cpu_seconds"])
-            else:
-                self.confinement.apply(keep, job["memory_mb"], job["cpu_seconds"], self.own_user, parent)
-            os.write(status, b"R")
-            os.close(status)
-            code = serve(source) if job["session"] else run(source)
-        except ConfinementError as error:
-            os.write(status, f"F{error}".encode())
-        finally:
-            end(code)
+            self.confine(sock, standard, request["memory_mb"], request["cpu_seconds"], parent)
+        except (OSError, ValueError, ConfinementError) as error:
+            os.write(sock, f"F{error}".encode())
+        else:
+            os.write(sock, b"R")
+            end(self.payload.live(sock, request))
 
-    def reap(self, pidfd: int) -> None:
-        """Report a child's end."""
-        pid, status = self.children.pop(pidfd)
-        self.poller.unregister(pidfd)
-        if self.asked.pop(status, None) is not None:
-            self.poller.unregister(status)
-        if self.confinement is None:  # nothing kept it from starting processes; its number is still taken
-            self.kill_group(pid)
-        _, wait_status, usage = os.wait4(pid, 0)
-        with contextlib.suppress(OSError):  # whoever asked is gone
-            os.write(status, EXITED.pack(b"X", wait_status, usage.ru_utime + usage.ru_stime))
-        os.close(status)
+    def confine(self, sock: int, standard: Sequence[int], memory_mb: int, cpu_seconds: int, parent: int) -> None:
+        """Give up every right that a child does not need."""
+        keep = {sock}
+        if standard:
+            for number, fd in enumerate(standard, 1):
+                os.dup2(fd, number)
+            keep |= {0, 1, 2}
+        if self.confinement is None:
+            os.setsid()
+            self.limits.apply(keep, memory_mb, cpu_seconds)
+        else:
+            with_parent = None if self.payload.outlives else parent
+            self.confinement.apply(keep, memory_mb, cpu_seconds, self.own_user, with_parent)
+
+    def nest(self, request: dict[str, Any], fds: list[int], parent: int, end: Any) -> None:
+        """Become a zygote of its own, which leaves when the one that it was forked from does."""
+        control, file = fds
+        for fd, number in ((control, CONTROL), (os.pidfd_open(parent), PARENT)):
+            os.dup2(fd, number)
+            os.close(fd)
+        with open(file, encoding="utf-8") as text:
+            options = json.load(text)
+        self.children, self.nested = {}, {}
+        self.payload.specialise(**options)
+        gc.freeze()
+        self.run("ready")
+        end(0)
+
+    def run(self, said: str) -> None:
+        """Say something first, and serve."""
+        with contextlib.suppress(BrokenPipeError):  # the caller is gone already, which `serve` will find
+            self.control.send(said.encode())
+        try:
+            self.serve()
+        finally:
+            self.close()
+
+    def end(self, token: int, fds: Sequence[int]) -> None:
+        """Kill, reap, and tell."""
+        pid = self.children.pop(token, None)
+        if pid is not None:
+            self.kill(pid)
+        elif (pid := self.nested.pop(token, None)) is not None:
+            self.see_off(pid)
+        else:  # it was never forked
+            return
+        _, status, usage = os.wait4(pid, 0)
+        for fd in fds:
+            with contextlib.suppress(BrokenPipeError):  # whoever asked was interrupted
+                os.write(fd, f"{status} {usage.ru_utime + usage.ru_stime}".encode())
+
+    def kill(self, pid: int) -> None:
+        """Kill a child; no other process can have its number while it is not reaped."""
+        if self.confinement is None:  # nothing kept it from starting processes
+            with contextlib.suppress(ProcessLookupError):  # it has not come so far
+                os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+
+    def see_off(self, pid: int) -> None:
+        """Give a nested zygote, whose control socket is closed, time to kill what it has; it may hang."""
+        pidfd = os.pidfd_open(pid)
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if not poller.poll(LEAVE_SECONDS * 1000):
+            os.kill(pid, signal.SIGKILL)
         os.close(pidfd)
 
-    @staticmethod
-    def kill_group(pid: int) -> None:
-        """Kill the process group that an unconfined child leads."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-
     def close(self) -> None:
-        """Kill what still runs."""
-        for pidfd, (pid, _) in self.children.items():
-            if self.confinement is None:
-                self.kill_group(pid)
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        """Kill what still runs. Nested zygotes leave by themselves, as this one does, to kill what they have."""
+        for pid in self.children.values():
+            self.kill(pid)
+
+    def escapes(self, threads: bool) -> str:
+        """What a confined child can do that it must not; nothing if it is contained."""
+        if self.confinement is None:
+            return ""
+        ours, theirs = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                self.confine(theirs, (), 256, 30, parent)
+                os.write(theirs, f"{', '.join(probes.escapes(__file__, threads))}.".encode())
+            except ConfinementError as error:
+                os.write(theirs, f"{error}.".encode())
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        with open(ours, "rb") as file:
+            said = file.read().decode()
+        _, status = os.waitpid(pid, 0)
+        return said[:-1] if said.endswith(".") else f"ended with status {status}"
 
 
 def main() -> None:
-    """Import what jobs may need, say that it is ready, and serve."""
+    """Import what children may need, try the confinement, say that it is ready, and serve."""
     config = json.loads(sys.argv[1])
     os.closerange(RULES + 1, 1 << 16)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a session; children have a limit of their own
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # children have a limit of their own
     os.chdir("/")
-    for name in config["preload"]:
-        importlib.import_module(name)
-    exec(compile(config["prepare"], "prepare.py", "exec"), {})
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(0)  # as `runner` does with `random`
-    archive = Archive(config["packages"])
-    zygote = Zygote(config["own_user"], bytes.fromhex(config["seccomp"]), RULES if config["landlock"] else -1)
-    sys.meta_path[:] = [*sys.meta_path[:2], archive]  # built-in and frozen modules stay
+    payload: Payload = importlib.import_module(config["payload"]).Payload(**config["options"])
+    zygote = Zygote(payload, config["own_user"], bytes.fromhex(config["seccomp"]), RULES if config["landlock"] else -1)
+    sys.meta_path[:] = [importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter, *payload.finders]
     sys.path[:] = []
     sys.path_importer_cache.clear()
     sys.argv[:] = [""]
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)  # what was printed before a time limit is kept
+    escaped = zygote.escapes(config["threads"])
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection in a child would otherwise copy every page
-    with contextlib.suppress(BrokenPipeError):  # the caller is gone already, which `serve` will find
-        zygote.control.send(b"ready")
-    try:
-        zygote.serve()
-    finally:
-        zygote.close()
+    if escaped:
+        zygote.control.send(f"a probe {escaped}".encode())
+    else:
+        zygote.run("ready")
 
 
 if __name__ == "__main__":
