@@ -11,6 +11,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -50,6 +52,11 @@ def tiny_model(kind: str = "qwen3", kv_heads: int = 2, seed: int = 0, layers: in
     torch.manual_seed(seed)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    if kind == "qwen3.5":  # three layers of linear attention, then one of full attention, over again
+        linear = {f"linear_{part}_head_dim": 16 for part in ("key", "value")}
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        longer = {"head_dim": 32, "max_position_embeddings": 8192}
+        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**shape, **longer}, **linear, **heads)).eval()
     if kind == "sliding":
         layer_types = ["sliding_attention", "full_attention"] * (layers // 2)
         return Qwen3ForCausalLM(

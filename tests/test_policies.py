@@ -18,11 +18,12 @@ from whale_train.policies.slots import Slots
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.policies.waves import WaveSampler
 
-KINDS = ("qwen3", "llama", "sliding")
+KINDS = ("qwen3", "llama", "sliding", "qwen3.5")
 
 
 def policy_of(kind: str = "qwen3", **settings: object) -> TransformersPolicy:
-    return TransformersPolicy(tiny_model(kind), tiny_tokenizer(), **settings)
+    model = tiny_model(kind, layers=4 if kind == "qwen3.5" else 2)
+    return TransformersPolicy(model, tiny_tokenizer(), **settings)
 
 
 def ask(text: str, n: int = 1) -> Ask:
@@ -60,7 +61,7 @@ def alone(policy: TransformersPolicy, request: Request, prompt: list[int]) -> tu
 @pytest.mark.parametrize("kind", KINDS)
 def test_batched_sampling_is_textbook_sampling(kind: str) -> None:
     policy = policy_of(kind)
-    assert isinstance(policy.sampler(), WaveSampler if kind == "sliding" else SlotSampler)
+    assert isinstance(policy.sampler(), WaveSampler if kind in ("sliding", "qwen3.5") else SlotSampler)
     asked = requests(24)
     for request, reply in zip(asked, policy.generate(asked), strict=True):
         assert isinstance(reply, Reply) and reply.prompt_ids and reply.logprobs

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mistakes import one_line
+from safetensors.numpy import load_file
 
 from whale_envs.data.recipes import SIZES
 from whale_envs.harness.load import Harness, load_harness
@@ -181,8 +182,6 @@ def test_a_plan_adds_up(
 
 
 def test_parameters_are_counted_in_the_files() -> None:
-    from transformers import AutoModelForCausalLM
-
     found = parameters(PlanConfig(domain="chess"))
-    model = AutoModelForCausalLM.from_pretrained(found.origin.removeprefix("counted in "))
-    assert found.value == sum(p.numel() for p in model.parameters())
+    folder = Path(found.origin.removeprefix("counted in "))
+    assert found.value == sum(array.size for array in load_file(folder / "model.safetensors").values()) > 900_000

@@ -192,9 +192,9 @@ class Costing:
 
     @property
     def checkpoint_bytes(self) -> float:
-        """Weights and AdamW's two moments, of the last step of each weight phase."""
+        """The last checkpoint of each weight phase."""
         kept = sum(arm.weight_phases for arm in self.arms)
-        return kept * 3 * parameters(self.config).value * parameter_bytes(self.config).value
+        return kept * parameters(self.config).value * parameter_bytes(self.config).value
 
     def episode_bytes(self, rollouts: int) -> float:
         """Episodes on disk."""
@@ -323,10 +323,10 @@ def _counted(folder: Path) -> int:
 
 
 def parameter_bytes(config: PlanConfig) -> Assumed:
-    """Bytes that a parameter takes, and each moment of it."""
+    """Bytes of a checkpoint for each parameter."""
     if device(config).flops:
-        return Assumed(2, "16 bits, the model's own type")
-    return Assumed(4, "32 bits, as on every CPU")
+        return Assumed(14, "16 bits, and 32 for its master copy and each of AdamW's moments")
+    return Assumed(12, "32 bits, and for each of AdamW's moments")
 
 
 def speeds(config: PlanConfig) -> tuple[Assumed, Assumed, Assumed]:

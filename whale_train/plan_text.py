@@ -103,7 +103,7 @@ def _disk(cost: Costing) -> Iterator[str]:
     size, width = plan.parameters(config), plan.parameter_bytes(config)
     kept = sum(arm.weight_phases for arm in cost.arms)
     yield "disk"
-    note = f"{kept} × weights and AdamW's moments of {size.value:,.0f} parameters ({size.origin}), {width.origin}"
+    note = f"{kept} × {size.value:,.0f} parameters ({size.origin}) × {width.value:g} bytes: {width.origin}"
     yield from _row("checkpoints", _bytes(cost.checkpoint_bytes), note)
     each = (
         f"{plan.PROMPT_BYTES} bytes a prompt token, {plan.SAMPLED_BYTES} a sampled one, {plan.EPISODE_BYTES:,} an "

@@ -82,9 +82,17 @@ class Desk:
 class Rows(Desk):
     """A desk that adds the tokens of a model of transformers to its rows."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, sampling: Sampling, bytes_per_token: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Prompts,
+        sampling: Sampling,
+        bytes_per_token: int,
+        bytes_per_row: int = 0,
+    ) -> None:
         super().__init__(prompts, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
-        self.model, self.sampling, self.bytes_per_token = model, sampling, bytes_per_token
+        self.model, self.sampling = model, sampling
+        self.bytes_per_token, self.bytes_per_row = bytes_per_token, bytes_per_row
         self._ends = np.array(sorted(prompts.ends))
 
     @contextmanager

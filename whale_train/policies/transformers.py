@@ -19,7 +19,7 @@ from whale_train.policies.base import Policy, Sampler, Sampling
 from whale_train.policies.continuous import SlotSampler
 from whale_train.policies.row import Rows
 from whale_train.policies.slots import fits
-from whale_train.policies.waves import WaveSampler, bytes_per_token
+from whale_train.policies.waves import WaveSampler, bytes_per_row, bytes_per_token
 
 #: The keys and values of a sampler are held under this many bytes (estimated from prompts and caps).
 CACHE_BYTES = 2 * 2**30
@@ -65,7 +65,7 @@ class TransformersPolicy(Policy):
         self.max_batch = max_batch
         self.prompts = Prompts(tokenizer, end_tokens(model.generation_config, tokenizer))
         self._continuous = fits(model)
-        self._rows = Rows(model, self.prompts, self.sampling, bytes_per_token(model))
+        self._rows = Rows(model, self.prompts, self.sampling, bytes_per_token(model), bytes_per_row(model))
         self._hash: str | None = None
 
     @property

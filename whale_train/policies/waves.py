@@ -31,7 +31,8 @@ class WaveSampler(RowSampler):
         widest = 0
         for at, row in enumerate(self._waiting[: self._max_batch]):
             widest = max(widest, len(row.prompt) + row.cap)
-            if at and (at + 1) * widest * self._rows.bytes_per_token > self._cache_bytes:
+            each = widest * self._rows.bytes_per_token + self._rows.bytes_per_row
+            if at and (at + 1) * each > self._cache_bytes:
                 return at
         return min(len(self._waiting), self._max_batch)
 
@@ -68,3 +69,12 @@ def bytes_per_token(model: PreTrainedModel) -> int:
     cache = one_token(model)
     known = [t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))]
     return sum(t.nbytes for t in known if t is not None)
+
+
+@torch.inference_mode()
+def bytes_per_row(model: PreTrainedModel) -> int:
+    """The size of what a model's own cache keeps of a sequence however long it is: states of linear attention, which
+    outweigh the keys and values of many tokens (Qwen3.5-2B: 18 layers of 262,144 numbers each)."""
+    layers = one_token(model).layers
+    states = [getattr(layer, name, {}) for layer in layers for name in ("conv_states", "recurrent_states")]
+    return sum(t.nbytes for of_layer in states for t in of_layer.values() if t is not None)

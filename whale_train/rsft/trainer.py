@@ -26,7 +26,14 @@ from peft import PeftConfig, PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import (
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import TrainOutput
 from trl import SFTTrainer  # type: ignore[attr-defined]
 
@@ -36,13 +43,15 @@ from whale_train.policies.base import Engine, Sampling
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.progress import Progress, Silent
 from whale_train.rsft import checkpoint
+from whale_train.rsft.attention import row_by_row
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.handover import Handover
 from whale_train.rsft.kl import Start, some_replies
+from whale_train.rsft.masters import MasterAdamW, in_16_bits
 from whale_train.rsft.play import Deal, HarnessLike, Round, resolve
 from whale_train.rsft.rows import Row, fit, rows
 from whale_train.rsft.select import select, summarise
-from whale_train.rsft.update import Update, averages, blank, check_finite, memory_for, minibatches
+from whale_train.rsft.update import Update, averages, blank, check_finite, kept_apart, memory_for, minibatches
 from whale_train.rsft.weights import base_of, twin, whole_weights
 
 #: The settings that decide a run's result, which must stay the same when it is resumed.
@@ -153,6 +162,14 @@ class RSFTTrainer(SFTTrainer):
         if plugin is not None and plugin.zero_stage == 3:
             raise UserError("DeepSpeed ZeRO-3: sampling needs whole weights; use ZeRO-2, or FSDP with fsdp_version: 2")
         return bool(self.is_fsdp_enabled)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
+        """See `Trainer`; AdamW keeps weights of 16 bits in 32, too."""
+        kind, settings = SFTTrainer.get_optimizer_cls_and_kwargs(args, model)  # type: ignore[no-untyped-call]
+        if kind is torch.optim.AdamW and model is not None and in_16_bits(model):
+            return MasterAdamW, {name: value for name, value in settings.items() if name != "fused"}
+        return kind, settings
 
     def _own_policy(self) -> TransformersPolicy:
         """Samples from the model that is trained, or from a copy where that is sharded."""
@@ -276,7 +293,9 @@ class RSFTTrainer(SFTTrainer):
         smaller = "per_device_train_batch_size (--micro-batch)" if size > 1 else "max_row_tokens"
         with (
             memory_for(f"on {min(size, len(rows))} rows of up to {longest} tokens at a time", smaller),
+            kept_apart(),
             torch.random.fork_rng([args.device] if args.device.type == "cuda" else []),
+            row_by_row(base_of(self.model)) if args.padding_free else nullcontext(),
         ):
             torch.manual_seed(seed + self.accelerator.process_index)
             return [self._update(model, batch) for batch in minibatches(rows, args.minibatch_size, seed)]

@@ -65,6 +65,17 @@ def check_finite(value: float, what: str) -> None:
 
 
 @contextmanager
+def kept_apart() -> Iterator[None]:
+    """Turn what a model of linear attention says to rows without padding between them into a `UserError`."""
+    try:
+        yield
+    except ValueError as error:
+        if "packed sequences apart" not in str(error):
+            raise
+        raise UserError(f"padding_free=True: {error} Or leave padding_free out") from error
+
+
+@contextmanager
 def memory_for(what: str, smaller: str) -> Iterator[None]:
     """Turn memory that runs out into a `UserError` that says what to make smaller."""
     try:
