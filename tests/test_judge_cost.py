@@ -47,6 +47,7 @@ def test_an_evaluation_knows_what_it_cost_and_its_episodes_add_up_to_it(server: 
     domain, policy = load_domain("search-qa", None, "judge:openai:m@1/5"), ScriptedPolicy(guesser, "guesser")
     found, episodes = evaluate(policy, domain, H0, "test", repeats=2, limit=4, folder=tmp_path / "e")
     assert found.dollars == pytest.approx(DOLLARS * len(server.requests)) and len(server.requests) == 8
+    assert found.judge == found.dollars
     assert 0 < found.score.mean < 1
     assert sum(e.verdict.dollars for e in read_episodes(tmp_path / "e" / "episodes.jsonl")) == found.dollars
     kept = load_evaluation(tmp_path / "e")
@@ -68,7 +69,7 @@ def test_a_search_pays_for_its_judge(server: JudgeServer, tmp_path: Path) -> Non
     search(ScriptedPolicy(guesser, "g"), domain, H0, config, archive, None, ledger, Silent(), 3, "search")  # type: ignore[arg-type]
     spent = Ledger(ledger.path).by_kind()["search"]
     assert spent.rollouts == len(server.requests) == 6
-    assert spent.dollars == pytest.approx(6 * DOLLARS)
+    assert spent.dollars == pytest.approx(6 * DOLLARS) == spent.judge
 
 
 class _Dear(tiny_agent.Echo):
@@ -90,7 +91,7 @@ def test_a_weight_phase_pays_for_its_judge(tmp_path: Path) -> None:
     policy, harness = tiny_agent.policy(), tiny_agent.ONE_TURN
     weight_phase(policy, _Dear(20), harness, options, 1, tmp_path / "w", Ledger(ledger), Silent(), "weights")
     spent = Ledger(ledger).by_kind()
-    assert spent["sampling"].dollars == pytest.approx(16 * 0.01)
+    assert spent["sampling"].dollars == pytest.approx(16 * 0.01) == spent["sampling"].judge
     assert spent["training"].dollars == 0
 
 

@@ -19,11 +19,18 @@ from whale_train.report import write_report
 from whale_train.report.data import read_report
 from whale_train.report.episodes import SHOWN, pick
 from whale_train.report.figures import draw, draw_behaviours
+from whale_train.report.page import page
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "run", tasks=12)
+
+
+@pytest.fixture(scope="module")
+def written(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where its report was written to."""
+    return write_report(finished, tmp_path_factory.mktemp("reports")).parent
 
 
 @pytest.fixture
@@ -56,35 +63,41 @@ class Wellformed(HTMLParser):
         self.text += data
 
 
-def page_text(run: Path) -> str:
+def html_of(run: Path) -> str:
+    """The page but for its figures, which take most of the time."""
+    return page(read_report(run), "<svg></svg>", "<svg></svg>")
+
+
+def text_of(run: Path) -> str:
     """What the page says, cells apart from each other."""
-    return " ".join(Wellformed(re.sub("<(?=t|dd)", " <", write_report(run).read_text())).text.split())
+    return " ".join(Wellformed(re.sub("<(?=t|dd)", " <", html_of(run))).text.split())
 
 
-def test_page_is_whole_by_itself_and_says_the_numbers_on_disk(run: Path) -> None:
-    html = write_report(run).read_text()
-    page = Wellformed(html)
-    assert page.fetched == []
+def test_page_is_whole_by_itself_and_says_the_numbers_on_disk(run: Path, written: Path) -> None:
+    html = (written / "report.html").read_text()
+    said = Wellformed(html)
+    assert html.count("<svg") == 2 and said.fetched == []
     assert "@import" not in html and "url(http" not in html
     for arm in ("whale", "weights-only", "harness-only"):
         end = json.loads((run / "arms" / arm / "curve.jsonl").read_text().splitlines()[-1])
-        assert f"{100 * end['mean@8']:.1f} [{100 * end['ci95'][0]:.1f}, {100 * end['ci95'][1]:.1f}]" in page.text
-        assert end["harness"] in page.text and end["weights"] in page.text
+        assert f"{100 * end['mean@8']:.1f} [{100 * end['ci95'][0]:.1f}, {100 * end['ci95'][1]:.1f}]" in said.text
+        assert end["harness"] in said.text and end["weights"] in said.text
     first, last = (load_evaluation(run / "test" / at) for at in ("whale-0", "whale-4"))
     assert first is not None and last is not None
     gain = paired_difference(first.scores, last.scores)
-    assert f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]" in page.text
-    assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]" in said.text
+    for name in ("report.png", "behaviours.png"):
+        assert (written / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_harness_or_a_model_wrote_is_shown_not_run(run: Path) -> None:
-    page = Wellformed(write_report(run).read_text())
-    assert "<twice>" in page.text  # a hypothesis with markup in it
-    assert "Nobody & <b>" in page.text  # and a reply
+    said = Wellformed(html_of(run))
+    assert "<twice>" in said.text  # a hypothesis with markup in it
+    assert "Nobody & <b>" in said.text  # and a reply
 
 
 def test_each_accepted_harness_has_its_hypothesis_and_its_diff_against_the_one_before(run: Path) -> None:
-    diffs = re.findall(r'<pre class="diff">(.*?)</pre>', write_report(run).read_text())
+    diffs = re.findall(r'<pre class="diff">(.*?)</pre>', html_of(run))
     lines = [re.findall(r'<span class="[ad]">(.*?)</span>', diff) for diff in diffs]
     first = ["-PASSAGES = 1", "-WORDS = 24", "+PASSAGES = 2", "+WORDS = 48"]
     second = ["-TURNS = 3", "+TURNS = 4"]
@@ -93,7 +106,7 @@ def test_each_accepted_harness_has_its_hypothesis_and_its_diff_against_the_one_b
     arm = read_report(run).arms[0]
     assert [step.when for step in arm.steps] == ["start", "cycle 1, round 1", "cycle 2, round 1"]
     assert arm.steps[-1].hash == arm.curve[-1].harness
-    text = page_text(run)
+    text = text_of(run)
     assert "Another turn finds what is left. change 2 43.0" in text and "replaced 2 times" in text
 
 
@@ -109,7 +122,7 @@ def test_a_harness_that_comes_back_is_accepted_again(run: Path) -> None:
 
 
 def test_costs_are_in_two_currencies_with_the_judge_apart_and_the_tests_out_of_the_total(run: Path) -> None:
-    costs = page_text(run).partition("What it cost")[2].partition("weights only")[0]
+    costs = text_of(run).partition("What it cost")[2].partition("weights only")[0]
     for row in ("search 2,700", "proposer – – – – 0 min 03 s $1.25", "judge – – – – – $0.50", "$0.25"):
         assert row in costs
     assert "total, tests not counted 4,800 " in costs and costs.count("$2.00") == 1
@@ -117,8 +130,6 @@ def test_costs_are_in_two_currencies_with_the_judge_apart_and_the_tests_out_of_t
 
 
 def test_behaviours_of_every_tested_point_are_drawn(run: Path) -> None:
-    write_report(run)
-    assert (run / "behaviours.png").read_bytes().startswith(b"\x89PNG")
     arms = read_report(run).arms
     figure = draw_behaviours(arms)
     assert figure is not None
@@ -141,20 +152,21 @@ def test_phases_are_bands_from_where_one_ends_to_where_the_next_does(run: Path) 
 
 
 def test_a_search_score_stands_beside_its_optimism_and_what_fresh_seeds_and_shadow_tasks_say(run: Path) -> None:
-    assert "42.0 1.7 38.7 –" in page_text(run)
+    assert "42.0 1.7 38.7 –" in text_of(run)
     result = json.loads((run / "result.json").read_text())
     begun, gain = {"mean@8": 0.12, "ci95": [0.06, 0.19]}, {"mean": 0.281, "ci95": [0.22, 0.34]}
     result["shadow"] = {"mean@8": 0.401, "ci95": [0.31, 0.49], "tasks": 96, "initial": begun, "gain": gain}
     (run / "result.json").write_text(json.dumps(result))
-    text = page_text(run)
+    text = text_of(run)
     assert "43.0 1.7 38.7 40.1 [31.0, 49.0]" in text
     assert "no proposer saw: 12.0 % at the start, 40.1 % with the accepted harness." in text
 
 
-def test_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
-    first, second = write_report(run, tmp_path / "a"), write_report(run, tmp_path / "b")
-    assert first.read_bytes() == second.read_bytes()
-    assert (tmp_path / "a" / "report.png").read_bytes() == (tmp_path / "b" / "report.png").read_bytes()
+def test_same_run_gives_the_same_bytes(run: Path, written: Path) -> None:
+    page = write_report(run)
+    assert page == run / "report.html"
+    for name in ("report.html", "report.png", "behaviours.png"):
+        assert (run / name).read_bytes() == (written / name).read_bytes()
 
 
 def test_run_in_progress_is_reported_as_such(run: Path) -> None:
@@ -163,14 +175,14 @@ def test_run_in_progress_is_reported_as_such(run: Path) -> None:
     curve = run / "arms" / "weights-only" / "curve.jsonl"
     curve.write_text(curve.read_text().splitlines()[0] + "\n")
     shutil.rmtree(run / "arms" / "whale" / "archive")
-    text = Wellformed(write_report(run).read_text()).text
+    text = text_of(run)
     assert "Not finished yet" in text
     assert "harness only" not in text
 
 
 def test_missing_test_files_leave_a_dash(run: Path) -> None:
     shutil.rmtree(run / "test" / "weights-only-2")
-    assert "–" in Wellformed(write_report(run).read_text()).text
+    assert "–" in text_of(run)
 
 
 def test_scores_come_from_episodes_where_the_summary_is_missing(run: Path) -> None:
@@ -189,15 +201,15 @@ def test_shown_episodes_are_those_of_the_smallest_hashes_whatever_came_of_them(r
     assert [before.task_id for before, _ in pairs] == smallest and len(pairs) == 10
     lost = [e for e in arm.episodes(-1) if e.score == 0]
     assert {b.task_id for b, _ in pick(arm.episodes(0), lost)} <= {e.task_id for e in lost}
-    sides = re.findall(r'<div class="note">(start|end) · <span class="(?:ok|bad)">', write_report(run).read_text())
+    sides = re.findall(r'<div class="note">(start|end) · <span class="(?:ok|bad)">', html_of(run))
     assert sides == ["start", "end"] * 10
 
 
 def test_a_command_that_took_up_a_run_stands_beside_the_one_that_began_it(run: Path) -> None:
-    assert "taken up last by" not in page_text(run)
+    assert "taken up last by" not in text_of(run)
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"command": "whale run --curve"}))
-    assert "taken up last by whale run --curve" in page_text(run)
+    assert "taken up last by whale run --curve" in text_of(run)
 
 
 @pytest.mark.parametrize(

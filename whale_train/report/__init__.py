@@ -43,12 +43,12 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """
     run, out = read_report(folder), out or folder
     curves = draw(run.arms, f"Test scores on {run.info.config['domain']}, seed {run.info.seed}")
-    png(curves, out / "report.png")
     behaviours = draw_behaviours(run.arms)
-    if behaviours is not None:
+    html = page(run, svg(curves, "curves"), svg(behaviours, "behaviours") if behaviours else None)
+    png(curves, out / "report.png")
+    if behaviours:
         png(behaviours, out / "behaviours.png")
-    figures = svg(curves, "curves"), svg(behaviours, "behaviours") if behaviours is not None else None
-    write_atomic(out / "report.html", page(run, *figures).encode())
+    write_atomic(out / "report.html", html.encode())
     return out / "report.html"
 
 
@@ -62,6 +62,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     comparable(runs)
     groups, series = pooled(runs)
     figure = draw_comparison(groups, series)
+    html = comparison_page(groups, series, svg(figure, "comparison"))
     png(figure, out / "comparison.png")
-    write_atomic(out / "comparison.html", comparison_page(groups, series, svg(figure, "comparison")).encode())
+    write_atomic(out / "comparison.html", html.encode())
     return out / "comparison.html"

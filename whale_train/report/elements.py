@@ -32,12 +32,12 @@ figure { margin: 1.6rem 0 0; } figure svg { width: 100%; height: auto; display: 
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .38rem 1.4rem .38rem 0; border-bottom: 1px solid var(--line); text-align: right;
-  white-space: nowrap; }
+  vertical-align: top; white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); font-size: .84rem; vertical-align: bottom; }
 tr.groups th { border-bottom: 0; padding-bottom: 0; color: var(--ink); }
 tr.total td { font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
-th.text, td.text { text-align: left; vertical-align: top; } td.text.long { white-space: normal; min-width: 16rem; }
+th.text, td.text { text-align: left; } td.text.long { white-space: normal; min-width: 16rem; }
 .range { color: var(--soft); font-size: .85em; }
 .dot { display: inline-block; width: .6em; height: .6em; border-radius: 50%; margin-right: .5em; }
 .bar { display: inline-block; width: 5rem; height: .45rem; background: var(--line); border-radius: 3px;

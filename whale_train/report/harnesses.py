@@ -20,7 +20,8 @@ def harnesses(run: Run) -> Iterable[str]:
             yield f"<h2>The accepted harnesses of {escape(arm.label)}</h2>"
             yield from parts
         else:
-            yield folded(f"The accepted harnesses of {escape(arm.label)}", *parts)
+            yield f"<h3>{escape(arm.label)}</h3>"
+            yield folded("its accepted harnesses", *parts)
 
 
 def _count(arm: Arm) -> str:
