@@ -1,10 +1,13 @@
-"""A `whale_train.pool.Pool` without processes: jobs run here, one by one, so that tests can patch what they use."""
+"""Runs without processes: the jobs of a pool run here, one by one, so that tests can patch what they use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from whale_envs import Harness
+from whale_train.meta_harness.archive import Archive
 
 
 class InlinePool:
@@ -27,6 +30,11 @@ class InlinePool:
             job, args, then = self._jobs.pop(0)
             then(job(*args))
             between()
+
+
+def unjailed(archive: Archive, hash: str) -> Harness:
+    """In the place of `Archive.harness`: what the tests wrote themselves needs no process of its own."""
+    return Harness(archive.source(hash), hash, trusted=True)
 
 
 @contextmanager
