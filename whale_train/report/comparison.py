@@ -179,8 +179,8 @@ def _differences(series: Sequence[Series]) -> Iterable[str]:
         yield "<h2>Differences at the end</h2>"
         yield table(["", "points, paired by task", "points, paired by seed"], rows)
         yield note(
-            "With 95 % intervals, Student t over the differences of tasks or of seeds; a dash where there are not two of"
-            " them."
+            "With 95 % intervals, Student t over the differences of tasks or of seeds; a dash where there are fewer than"
+            " two."
         )
 
 
