@@ -14,6 +14,7 @@ from whale_envs.data.chess_lichess import puzzle_task
 from whale_envs.data.chess_mini import LEGAL, MATES, SEED, SIZES, generate, position_key, row_id, shipped
 from whale_envs.domains.chess_puzzles import ChessPuzzles, ChessWorld
 from whale_envs.errors import ToolUseError
+from whale_envs.harness.helpers import BoardView
 from whale_envs.task import SPLITS
 from whale_envs.tools.board import legal_moves, look
 from whale_envs.verifiers.chess_line import (
@@ -206,7 +207,9 @@ def test_a_position_that_has_been_met_looks_as_it_does_by_itself(seed):
         other.halfmove_clock += rng.randrange(2)
         for position in (board, other):
             for _ in range(2):
-                assert look(position) == (position.fen(), str(position), legal_moves(position))
+                for over in (False, True):
+                    seen = position.fen(), str(position), legal_moves(position), over, len(position.move_stack)
+                    assert look(position, over) == BoardView(*seen)
 
 
 # the solver and the mini world

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whale_envs.errors import ToolUseError
 from whale_envs.harness import results, wire
 from whale_envs.harness.helpers import Ask, BoardView, ExecResult, Passage
-from whale_envs.harness.results import check_arguments, two_copies
+from whale_envs.harness.results import two_copies
+from whale_envs.harness.session import Toolbox
 
 
 class Text(str):
@@ -78,18 +80,18 @@ def test_bounds_are_those_of_packing() -> None:
         )
 
 
-def test_tuples_that_come_back_are_counted_once_and_never_mistaken() -> None:
+def test_positions_that_come_back_are_counted_once_and_never_mistaken() -> None:
     results._frozen.clear()
-    legal = tuple((f"a{i}", f"b{i}") for i in range(50))
+    view = BoardView("f", "b", tuple((f"a{i}", f"b{i}") for i in range(50)))
     for _ in range(3):
-        board, _ = two_copies(BoardView("f", "b", legal), "it")
-        assert board.legal is legal
+        kept, given_ = two_copies(view, "it")
+        assert kept is view and given_ is not view and given_ == view
     assert len(results._frozen) == 1
-    for number in range(results.MOST_FROZEN + 10):  # a new tuple may lie where a dropped one lay
+    for number in range(results.MOST_FROZEN + 10):  # a new position may lie where a dropped one lay
         changing = [number]
         mixed, other = two_copies(BoardView("f", "b", (("a", "b"), changing)), "it")  # type: ignore[arg-type]
         assert mixed.legal[1] == [number] and mixed.legal[1] is not changing and mixed.legal[1] is not other.legal[1]
-        two_copies(BoardView("f", "b", (("a", str(number)),)), "it")
+        assert two_copies(BoardView("f", "b", (("a", str(number)),)), "it")[0].legal == (("a", str(number)),)
     assert 0 < len(results._frozen) <= results.MOST_FROZEN
 
 
@@ -129,8 +131,21 @@ TOOLS = [
 def test_arguments_are_refused_as_the_signature_refuses_them(
     tool: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> None:
-    want = outcome(lambda: inspect.signature(tool).bind(*args, **kwargs) and None)
-    assert outcome(lambda: check_arguments(tool, args, kwargs)) == want
+    kind, said = outcome(lambda: inspect.signature(tool).bind(*args, **kwargs) and None)
+    want = outcome(lambda: tool(*args, **kwargs)) if kind == "value" else ("ToolUseError", f"it: {said}")
+    assert outcome(lambda: Toolbox({"it": tool}).call("it", args, kwargs)) == want
+
+
+def test_a_type_error_in_a_tool_that_takes_its_arguments_is_a_bug_of_ours() -> None:
+    def broken(query: str) -> int:
+        return query + 1  # type: ignore[operator]
+
+    box = Toolbox({"it": broken})
+    with pytest.raises(TypeError, match="concatenate"):
+        box.call("it", ["x"], {})
+    assert isinstance(box.raised, TypeError) and box.calls[0].error
+    with pytest.raises(ToolUseError, match=r"^it: missing a required argument: 'query'$"):
+        Toolbox({"it": broken}).call("it", [], {})
 
 
 @settings(max_examples=100, deadline=None)

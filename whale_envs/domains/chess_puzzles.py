@@ -69,14 +69,14 @@ class ChessWorld(World):
 
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: a move, legal or not, came of every reply, a move was refused, and so on."""
-        played = self.line.played
+        played = len(self.line.board.move_stack)
         moves = (c for c in episode.tool_calls if c.name == "move")
         brought = {c.after for c in moves if not c.error or any(map(is_move, (*c.args, *c.kwargs.values())))}
         return {
             "format followed": brought.issuperset(range(1, len(episode.calls) + 1)),
             "illegal move": self.board.illegal > 0,
-            "moved": bool(played),
-            "first move right": len(played) > 1 or self.line.status == "solved",
+            "moved": played > 0,
+            "first move right": played > 1 or self.line.status == "solved",
             "cap hit": episode.truncated,
         }
 

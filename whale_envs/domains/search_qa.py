@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from whale_envs.data.folder import kept_splits
@@ -11,7 +11,7 @@ from whale_envs.data.search_world import SearchWorld
 from whale_envs.domain import Domain, World, format_followed
 from whale_envs.episode import Episode, Verdict
 from whale_envs.errors import UserError
-from whale_envs.harness.helpers import Passage
+from whale_envs.harness.helpers import Message
 from whale_envs.task import Splits, Task
 from whale_envs.tools.retrieval import BACKENDS, BM25Retriever, LocalRetriever, Retriever, open_retriever
 from whale_envs.verifiers.choose import ShortAnswerVerifier, short_answer_verifier
@@ -76,14 +76,13 @@ class SearchQAWorld(World):
     def behaviours(self, episode: Episode) -> dict[str, bool]:
         """See `World.behaviours`: among them where the answer was lost (not retrieved, not shown, not extracted)."""
         searches = [call for call in episode.tool_calls if not call.error]
-        passages: list[Passage] = [p for call in searches for p in call.result]
-        golds = [words for gold in self.golds if (words := _words(gold)).strip()]
+        golds = _golds(*self.golds)
         facts = {
             "format followed": format_followed(episode),
             "answered": isinstance(episode.answer, str),
             "searched": bool(searches),
-            "answer retrieved": _stands(golds, [f"{p.title} {p.text}" for p in passages]),
-            "answer shown": _stands(golds, _shown(episode)),
+            "answer retrieved": _stands(golds, [_words(p.text, p.title) for call in searches for p in call.result]),
+            "answer shown": bool(searches) and _stands(golds, map(_words, _shown(episode, searches[0].after))),
             "cap hit": episode.truncated,
         }
         for place in ("retrieved", "shown"):
@@ -96,16 +95,16 @@ class SearchQAWorld(World):
         return self.golds[0]
 
 
-def _shown(episode: Episode) -> Iterator[str]:
-    """What was put before the model once something was found, whoever is said to speak; not what it had seen before."""
-    found, before = False, set[str]()
-    for turn in episode.turns():
-        found = found or any(not call.error for call in turn.tools)
-        for message in turn.messages:
-            if not found:
-                before.add(message["content"])
-            elif message["role"] != "assistant" and message["content"] not in before:
-                yield message["content"]
+def _shown(episode: Episode, found: int) -> set[str]:
+    """What was put before the model once something was found, after model call number `found`, whoever is said to
+    speak; not what it had seen before."""
+    texts: set[str] = set()
+    later: list[Message] = []
+    for call in reversed(episode.calls[found:]):
+        if later[: len(call.messages)] != call.messages:  # most asks are the beginning of the next one
+            later = call.messages
+            texts.update([m["content"] for m in later if m["role"] != "assistant"])
+    return texts.difference([m["content"] for call in episode.calls[:found] for m in call.messages])
 
 
 @functools.cache
@@ -117,17 +116,24 @@ def _opened(world: SearchWorld) -> tuple[Splits, LocalRetriever]:
     return world.splits(), BM25Retriever.of(world.passages())
 
 
-def _stands(golds: Sequence[str], texts: Iterable[str]) -> bool:
-    """Whether any of the golds stands in any of the texts, whose words are looked at."""
-    for text in texts:
-        words = _words(text) if len(text) <= MAX_KEPT else _words.__wrapped__(text)
-        for gold in golds:
-            if gold in words:
-                return True
-    return False
+def _stands(golds: Iterable[str], texts: Iterable[str]) -> bool:
+    """Whether any of the golds stands in any of the texts; both as `_words` gives them, which has no line breaks."""
+    found = "\n".join(texts)
+    return any(gold in found for gold in golds)
+
+
+@functools.lru_cache(maxsize=4096)  # a task comes back with each of its rollouts
+def _golds(*golds: str) -> tuple[str, ...]:
+    """The words of accepted answers, without those that normalise to nothing."""
+    return tuple(words for gold in golds if (words := _words(gold)).strip())
+
+
+def _words(text: str, title: str = "") -> str:
+    """The normalised words of a text and its title, with a space at either end."""
+    short = len(text) + len(title) <= MAX_KEPT
+    return _kept_words(text, title) if short else _kept_words.__wrapped__(text, title)
 
 
 @functools.lru_cache(maxsize=4096)  # the rollouts of a group find the same passages, and are shown the same
-def _words(text: str) -> str:
-    """The normalised words, with a space at either end."""
-    return f" {normalise(text)} "
+def _kept_words(text: str, title: str) -> str:
+    return f" {normalise(f'{title} {text}')} "

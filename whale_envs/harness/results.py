@@ -1,4 +1,4 @@
-"""What happens around a tool call in every step: are its arguments taken, and copies of its result. For speed.
+"""What happens around a tool call in every step: copies of its result. For speed.
 
 `unpack(pack(result))` says what a copy is, for the jailed form too; here it is made at a fraction of the cost for what
 tools commonly give: text and numbers, the types of `RESULT_TYPES`, lists and dicts of those. All else goes that way.
@@ -6,48 +6,21 @@ tools commonly give: text and numbers, the types of `RESULT_TYPES`, lists and di
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
-from whale_envs.harness.helpers import RESULT_TYPES, Passage
+from whale_envs.harness.helpers import RESULT_TYPES, BoardView, Passage
 from whale_envs.harness.wire import MAX_CHARS, MAX_DEPTH, VALUE_CHARS, pack, unpack
 
-#: Values that are known to hold nothing that can change, by identity, and their characters: the legal moves of a
-#: position, a passage. They come back whenever the position or the query does, and stand one level down in a result.
-#: They are held, so that no other object takes their identity.
+#: Positions (as results) and passages (one level down in one) that are known to hold nothing that can change, by
+#: identity, and their characters. They come back whenever the position or the query does. They are held, so that no
+#: other object takes their identity.
 _frozen: dict[int, tuple[Any, int]] = {}
 MOST_FROZEN = 4096
-#: Longest passage that is held, in characters.
+#: Longest position or passage that is held, in characters.
 MAX_HELD = 4_000
 #: Types of what `_chars` counts and nobody can change (a tuple is counted if it holds no others).
 _ATOMIC = frozenset((str, int, float, bool, type(None), tuple))
-
-
-def check_arguments(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
-    """`TypeError` says why `function` does not take the arguments."""
-    method = getattr(function, "__func__", None)
-    keywords, given = _keywords(method or function), len(args) + (method is not None)
-    if given < len(keywords):
-        needed, taken = keywords[given]
-        if needed <= kwargs.keys() <= taken:
-            return
-    inspect.signature(function).bind(*args, **kwargs)
-
-
-@functools.lru_cache(maxsize=256)
-def _keywords(function: Callable[..., Any]) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """For each number of positional arguments, the keywords that a function needs besides, and those that it takes.
-
-    Nothing for a function that has other parameters than plain ones.
-    """
-    parameters = list(inspect.signature(function).parameters.values())
-    if not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
-        return ()
-    left = [parameters[given:] for given in range(len(parameters) + 1)]
-    return tuple((frozenset(p.name for p in ps if p.default is p.empty), frozenset(p.name for p in ps)) for ps in left)
 
 
 def two_copies(value: Any, what: str) -> tuple[Any, Any]:
@@ -55,6 +28,8 @@ def two_copies(value: Any, what: str) -> tuple[Any, Any]:
 
     What can change is new in both. What is frozen is new for the harness alone, which may get past that.
     """
+    if type(value) is BoardView and id(value) in _frozen:
+        return value, _copy(value)
     copies = _passages(value)
     if copies is not None:
         return copies
@@ -75,9 +50,8 @@ def _passages(value: Any) -> tuple[Any, Any] | None:
         if known is None or type(passage) is not Passage:
             return None
         chars += known[1]
-        copy = object.__new__(Passage)
+        copies.append(copy := object.__new__(Passage))
         copy.__dict__.update(passage.__dict__)
-        copies.append(copy)
     return (value.copy(), copies) if chars <= MAX_CHARS else None
 
 
@@ -127,26 +101,24 @@ def _total(values: Any, depth: int) -> int | None:
 
 def _tuple_chars(value: tuple[Any, ...], depth: int) -> int | None:
     """As `_chars`, for a tuple of nothing but text, numbers and such tuples; None for any other."""
-    if not _ATOMIC.issuperset(map(type, value)):
-        return None
-    chars = _total(value, depth)
-    if chars is not None and depth == 1:
-        _hold(value, chars)
-    return chars
+    return _total(value, depth) if _ATOMIC.issuperset(map(type, value)) else None
 
 
 def _result_chars(value: Any, depth: int) -> int | None:
     """As `_chars`, for one of `RESULT_TYPES` with nothing but text, numbers and such tuples; None for any other."""
-    fields = vars(value)
-    if not _ATOMIC.issuperset(map(type, fields.values())):
-        return None
-    chars = _total(fields.values(), depth)
-    if chars is None:
-        return None
-    chars += sum(map(len, fields))
-    if depth == 1 and type(value) is Passage and chars <= MAX_HELD and tuple not in map(type, fields.values()):
-        _hold(value, chars)
-    return chars
+    total = VALUE_CHARS
+    for name, field in vars(value).items():
+        if type(field) is str and field.isascii():
+            total += len(name) + VALUE_CHARS + len(field)
+            continue
+        chars = _chars(field, depth + 1) if type(field) in _ATOMIC else None
+        if chars is None:
+            return None
+        total += len(name) + chars
+    held = (type(value) is Passage and depth == 1) or (type(value) is BoardView and depth == 0)
+    if held and total <= MAX_HELD:
+        _hold(value, total)
+    return total
 
 
 def _hold(value: Any, chars: int) -> None:

@@ -6,27 +6,28 @@ behaviour byte for byte, is `whale_envs.harness.jail`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from whale_envs.episode import ToolCall
 from whale_envs.errors import EpisodeError, ToolUseError
 from whale_envs.harness.helpers import Ask, ReplyView, TaskView
 from whale_envs.harness.load import Harness
 from whale_envs.harness.namespace import Run
-from whale_envs.harness.results import check_arguments, two_copies
+from whale_envs.harness.results import two_copies
 from whale_envs.harness.wire import clean
 
 #: Most tool calls that a harness may make between two model calls, misuses among them.
 MAX_TOOL_CALLS = 64
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a harness returned: a JSON value, None for no answer."""
 
     value: Any
@@ -69,13 +70,12 @@ class Toolbox:
                 offered = ", ".join(sorted(self.tools)) or "none"
                 name = clean(name[:80])
                 raise ToolUseError(f"no tool {name!r}: this domain offers {offered}")
-            try:
-                check_arguments(tool, args, kwargs)
-            except TypeError as error:
-                raise ToolUseError(f"{name}: {error}") from None
             start = time.perf_counter()
             try:
                 result = tool(*args, **kwargs)
+            except TypeError:  # raised by the call itself or in the tool: its signature says which
+                _check_arguments(tool, name, args, kwargs)
+                raise
             finally:
                 seconds = time.perf_counter() - start
             try:
@@ -94,6 +94,14 @@ class Toolbox:
         finally:
             self.calls.append(ToolCall(name, args, kwargs, kept, seconds, self.asks, said))
         return given
+
+
+def _check_arguments(tool: Callable[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """`ToolUseError` says why a tool does not take the arguments."""
+    try:
+        inspect.signature(tool).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ToolUseError(f"{name}: {error}") from None
 
 
 class Session(ABC):

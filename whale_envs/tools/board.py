@@ -11,20 +11,21 @@ from whale_envs.verifiers.chess_line import ChessLine, parse_move
 LegalMoves = tuple[tuple[str, str], ...]
 
 #: What positions look like that have been met, by all that makes them: the repeats of one task meet the same ones.
-_met: dict[tuple[object, ...], tuple[str, str, LegalMoves]] = {}
+_met: dict[tuple[object, ...], BoardView] = {}
 MOST_MET = 4096
 
 
-def look(board: chess.Board) -> tuple[str, str, LegalMoves]:
-    """A position's FEN, its board as eight lines with White below, and its legal moves."""
+def look(board: chess.Board, over: bool = False) -> BoardView:
+    """A position: its FEN, eight lines with White below, its legal moves, how many moves led to it."""
     men = (board.pawns, board.knights, board.bishops, board.rooks, board.queens, board.kings)
     state = (board.turn, board.castling_rights, board.ep_square, board.halfmove_clock, board.fullmove_number)
-    position = (*men, board.occupied_co[chess.WHITE], *state)
+    ply = len(board.move_stack)
+    position = (*men, board.occupied_co[chess.WHITE], *state, over, ply)
     met = _met.get(position)
     if met is None:
         if len(_met) >= MOST_MET:
             _met.clear()
-        met = _met[position] = board.fen(), str(board), legal_moves(board)
+        met = _met[position] = BoardView(board.fen(), str(board), legal_moves(board), over, ply)
     return met
 
 
@@ -42,8 +43,7 @@ class Board:
 
     def board(self) -> BoardView:
         """The position now: FEN, eight lines with White below, the legal moves."""
-        fen, lines, legal = look(self.line.board)
-        return BoardView(fen, lines, legal, self.line.status != "open", len(self.line.board.move_stack))
+        return look(self.line.board, self.line.status != "open")
 
     def move(self, move: str) -> BoardView:
         """Play a move, in UCI or SAN; the position after it and after the opponent's reply.

@@ -6,6 +6,7 @@ a gold that normalises to nothing ("*", "the") matches no answer, least of all a
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections import Counter
@@ -31,13 +32,17 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text.translate(_PUNCTUATION)).split())
 
 
+#: The golds of a task come back with each of its rollouts.
+_gold = functools.lru_cache(maxsize=4096)(normalise)
+
+
 def exact_match(answer: str | None, golds: Sequence[str]) -> Verdict:
     """1 when the answer equals one of the golds after normalisation, else 0."""
     given = _normalised(answer)
     if isinstance(given, Verdict):
         return given
     for gold in golds:
-        if given == normalise(gold):
+        if given == _gold(gold):
             return Verdict(1.0, "exact match")
     return _none_of_them(given)
 

@@ -143,7 +143,7 @@ class Expert:
         """The next reply."""
         shown = next(m["content"] for m in reversed(messages) if "Legal moves" in m["content"])
         visible = set(re.findall(r"\b[a-h][1-8][a-h][1-8][qrbn]?\b", shown))
-        rows = [row for row in look(self._line.board)[2] if row[0] in visible]
+        rows = [row for row in look(self._line.board).legal if row[0] in visible]
         move = self._choose(rows)
         if self._slips(RANDOM):
             move = self._draw.choice(rows)[0]
