@@ -23,6 +23,7 @@ from torch import nn
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from whale_train.rsft.attention import NAME, row_by_row
 from whale_train.rsft.rows import Row
 from whale_train.rsft.update import minibatches
 
@@ -99,6 +100,23 @@ def test_rows_without_padding_give_what_padded_ones_give(
     losses, model = of_rsft(tmp_path, per_device_train_batch_size=micro_batch, padding_free=True)
     assert losses == pytest.approx(CURVE, abs=1e-5)
     assert apart(model, reference) < 1e-5
+
+
+def test_rows_without_padding_are_attended_to_one_by_one() -> None:
+    """No mask over all of them together, whose cost grows with the square of their joint length."""
+    model = tiny_agent.model()
+    ids = torch.arange(7)[None] + 2
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32)
+    apart = [model(row).logits for row in (ids[:, :3], ids[:, 3:])]
+    with row_by_row(model):
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+        logits = model(ids, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False).logits
+        assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.allclose(logits, torch.cat(apart, 1), atol=1e-6)
+    model.config.layer_types = ["sliding_attention"] * model.config.num_hidden_layers
+    with row_by_row(model):
+        assert model.config._attn_implementation == "sdpa", "a window is part of a mask"
 
 
 def test_checkpointed_activations_do_not_matter(tmp_path: Path, reference: nn.Module) -> None:

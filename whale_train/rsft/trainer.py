@@ -43,6 +43,7 @@ from whale_train.policies.base import Engine, Sampling
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.progress import Progress, Silent
 from whale_train.rsft import checkpoint
+from whale_train.rsft.attention import row_by_row
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.handover import Handover
 from whale_train.rsft.kl import Start, some_replies
@@ -294,6 +295,7 @@ class RSFTTrainer(SFTTrainer):
             memory_for(f"on {min(size, len(rows))} rows of up to {longest} tokens at a time", smaller),
             kept_apart(),
             torch.random.fork_rng([args.device] if args.device.type == "cuda" else []),
+            row_by_row(base_of(self.model)) if args.padding_free else nullcontext(),
         ):
             torch.manual_seed(seed + self.accelerator.process_index)
             return [self._update(model, batch) for batch in minibatches(rows, args.minibatch_size, seed)]
