@@ -256,6 +256,17 @@ def test_a_mistake_on_the_command_line_is_one_line(argv, said, capsys, tmp_path,
     assert said in line
 
 
+def test_a_search_from_the_command_line_prints_its_results_and_nothing_else(corpus, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("WHALE_CACHE", str(tmp_path / "cache"))
+    build_index(corpus, tmp_path / "index")
+    open_retriever(str(corpus))  # a first time its index is built, which is told of when it takes long
+    capfd.readouterr()
+    for where in (tmp_path / "index", corpus):
+        assert cli.main(["index", "search", str(where), StoredIndex(tmp_path / "index").passages[5].title]) == 0
+        out, err = capfd.readouterr()
+        assert err == "" and re.fullmatch(r"(?: *\d+\.\d{4}  [^\n]+\n {10}[^\n]+\n){3}", out), (out, err)
+
+
 def test_an_index_is_tried_from_the_command_line(corpus, tmp_path, capsys):
     build_index(corpus, tmp_path / "index")
     title = StoredIndex(tmp_path / "index").passages[5].title
