@@ -24,7 +24,7 @@ from whale_envs.episode import write_atomic
 from whale_train import cli, matrix
 from whale_train.config import EvalConfig, RunConfig
 from whale_train.evaluate import evaluate, load_evaluation
-from whale_train.ledger import Ledger
+from whale_train.ledger import Ledger, Spent
 from whale_train.matrix import parts_of_gain
 from whale_train.meta_harness.archive import Archive
 from whale_train.metrics import mean_at_k
@@ -96,6 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if snapshot.model:
                     (home / snapshot.model).mkdir(parents=True, exist_ok=True)
             write_atomic(home / "state.json", msgspec.json.encode(done))
+            ledger = Ledger(home / "ledger.jsonl")
             ends = [s for s in done if s.kind != "weights" or arm != "whale"]
             for s in ends:
                 harness = {h.hash: h for h in (H0, H1, H2)}[s.harness]
@@ -104,8 +105,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     policy(spec), DOMAIN, Harness(harness.source, harness.name, trusted=True), "test", 2, 12, 0,
                     folder=folder / "test" / folder_of(s),
                 )  # fmt: skip
-            lines = [msgspec.json.encode({"test": folder_of(s)}) + b"\n" for s in ends]
-            write_atomic(home / "curve.jsonl", b"".join(lines))
+                ledger.add(Spent(f"test {folder_of(s)}", "test", 24))
         made.write_result(rollouts=1200)
     return folder
 
@@ -174,7 +174,7 @@ def test_cells_that_are_on_disk_are_not_played_again_and_those_that_are_played_a
     assert cli.main(["matrix", "run"]) == 0
     assert asked == [] and kept(run) | {"seconds": None} == first
     ledger = Ledger(run / "arms" / "whale" / "ledger.jsonl")
-    assert ledger.rollouts("test") == (9 - 4) * 24 and ledger.rollouts() == 0, "apart from the budget"
+    assert ledger.rollouts("test") == 9 * 24 and ledger.rollouts() == 0, "apart from the budget"
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_matrix(

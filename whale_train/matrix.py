@@ -15,7 +15,6 @@ the start). Each is a contrast of four means, paired over the tasks.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -248,15 +247,11 @@ def parts_of_gain(start: Scores, harness: Scores, weights: Scores, both: Scores)
 
 
 def _count(folder: Path, arm: str, grid: _Grid, played: dict[tuple[str, str], Evaluation]) -> None:
-    """Enter the cells that the run itself has not tested in the arm's ledger, each once."""
-    curves = folder.glob("arms/*/curve.jsonl")
-    tested = {json.loads(line)["test"] for curve in curves for line in curve.read_bytes().splitlines()}
+    """Enter the cells in the arm's ledger; those that it has tested are there by the same key."""
     ledger = Ledger(arm_folder(folder, arm) / "ledger.jsonl")
     for cell, found in played.items():
-        name = grid.cells[cell][1]
-        if name not in tested:
-            cost = {"seconds": found.seconds, "dollars": found.dollars}
-            ledger.add(Spent(f"matrix {name}", "test", found.rollouts, **cost))
+        key, cost = f"test {grid.cells[cell][1]}", {"dollars": found.dollars, "judge": found.judge}
+        ledger.add(Spent(key, "test", found.rollouts, seconds=found.seconds, **cost))
 
 
 def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: float) -> None:
