@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inline_pool import InlinePool
 
 from whale_envs.errors import UserError
 from whale_train.arguments import parse
@@ -50,8 +54,8 @@ def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domai
         assert plan.least <= plan.budget == study.SIZES[domain].budget
         shapes.add((plan.schedule, plan.steps, plan.rounds, config.edits))
         if arm.startswith("fixed"):
-            cycle = plan.steps * plan.costs.step + plan.costs.baseline + plan.rounds * plan.costs.round
-            assert 2 * cycle <= plan.budget
+            phases = [phase.amount for phase, _ in plan.played()]
+            assert phases[:3] == [plan.steps, plan.rounds, plan.steps] and phases[3] > 1
             assert plan.steps == round(5 * config.epochs), "whole fifths of an epoch"
     assert len(shapes) == len(study.ARMS)
 
@@ -60,17 +64,6 @@ def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domai
 def test_a_name_that_is_none_is_answered_in_one_line(domain: str, arm: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean"):
         study.arm_config(domain, arm, 0, tmp_path)
-
-
-class Inline:
-    """Stands for a pool: jobs are done at once, here."""
-
-    def submit(self, job: Callable[..., Any], *args: Any, then: Callable[[Any], None]) -> None:
-        """See `Pool.submit`."""
-        then(job(*args))
-
-    def run(self) -> None:
-        """See `Pool.run`."""
 
 
 @pytest.fixture
@@ -88,19 +81,53 @@ def test_an_arm_runs_once_and_comes_out_the_same_again(
 
     path, arms = tmp_path / "results.json", ("start", "fixed-0.2-2")
     kept = results.current()
-    run.run_all(jobs("a", *arms), Inline(), kept, path)  # type: ignore[arg-type]
+    run.run_all(jobs("a", *arms), InlinePool(), kept, path)  # type: ignore[arg-type]
     start, end = results.load(path).results
     assert (start.arm, start.rollouts, start.phases) == ("start", 0, [])
     assert 0 < end.rollouts <= TINY.budget and end.phases[0][0] == "weights"
     assert end.mean == sum(map(int, end.by_task)) / (8 * TINY.test)
     assert json.loads(path.read_bytes())["results"][1]["mean@8"] == end.mean
     monkeypatch.setattr("play.play_arm", None)  # what is done is not done again
-    run.run_all(jobs("a", *arms), Inline(), kept, path)  # type: ignore[arg-type]
+    run.run_all(jobs("a", *arms), InlinePool(), kept, path)  # type: ignore[arg-type]
     monkeypatch.undo()
     again = results.current()
     monkeypatch.setitem(study.SIZES, "search-qa", TINY)
-    run.run_all(jobs("b", "fixed-0.2-2"), Inline(), again, tmp_path / "again.json")  # type: ignore[arg-type]
+    run.run_all(jobs("b", "fixed-0.2-2"), InlinePool(), again, tmp_path / "again.json")  # type: ignore[arg-type]
     assert results.changes(again, kept) == []
+
+
+#: A study of one arm, in processes of its own.
+ALONE = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(HOME)!r})
+import run, study
+study.SIZES["search-qa"] = study.{TINY}
+out = Path(sys.argv[1])
+run.run(run.Options(("search-qa",), ("fixed-0.2-2",), (3,), out / "runs", out / "results.json", workers=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_study_that_is_killed_goes_on_from_there_to_the_same_line(tmp_path: Path) -> None:
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", ALONE, str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def line(out: Path) -> dict[str, Any]:
+        with start(out) as process:
+            assert process.wait() == 0
+        (found,) = json.loads((out / "results.json").read_bytes())["results"]
+        return {name: value for name, value in found.items() if name != "seconds"}
+
+    rough = tmp_path / "rough"
+    state = rough / "runs/search-qa/fixed-0.2-2/3/arms/whale/state.json"
+    with start(rough) as process:
+        while process.poll() is None and not (state.exists() and b"cycle 1 weights" in state.read_bytes()):
+            time.sleep(0.01)
+        process.kill()
+    assert not (rough / "results.json").exists()
+    assert line(rough) == line(tmp_path / "calm")
 
 
 def test_a_line_takes_the_place_of_the_one_before_it() -> None:

@@ -28,7 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
 #: Episodes of each test task at the end, and at a point of the curve before that.
 REPEATS, CURVE_REPEATS = 8, 1
 #: The most points of a curve between its start and its end.
-CURVE_POINTS = 3
+CURVE_POINTS = 2
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,9 @@ class Sizes:
     test: int = 256
 
 
-#: 204 prompts are a fifth of the 1,024 weight tasks, so that 0.2, 0.6 and 1.0 epochs are whole steps. The budget is two
-#: cycles of (1.0, 10); math and chess take twice the time a rollout, and so have fewer tasks in a round.
-SIZES = {
-    "search-qa": Sizes(204, 1, 2, 64, 4736),
-    "math": Sizes(204, 1, 2, 48, 4056),
-    "chess": Sizes(204, 1, 2, 48, 4056),
-}
+#: 204 prompts are a fifth of the 1,024 weight tasks, so that 0.2, 0.6 and 1.0 epochs are whole steps. The budget holds
+#: two cycles of (1.0, 10), but for the last rounds of the second.
+SIZES = dict.fromkeys(("search-qa", "math", "chess"), Sizes(204, 1, 2, 48, 3500))
 
 
 def arm_config(domain: str, arm: str, seed: int, work: Path) -> RunConfig:
