@@ -179,7 +179,7 @@ def _differences(series: Sequence[Series]) -> Iterable[str]:
         yield "<h2>Differences at the end</h2>"
         yield table(["", "points, paired by task", "points, paired by seed"], rows)
         yield note(
-            "With 95 % intervals, Student t over the differences of tasks or seeds; a dash where there are fewer than two."
+            "With 95 % intervals, Student t over tasks' or seeds' differences; a dash where there are fewer than two."
         )
 
 
