@@ -19,16 +19,16 @@ from whale_train.arguments import parse
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.acceptance import choose
-from whale_train.meta_harness.archive import Archive, Score
+from whale_train.meta_harness.archive import Archive, Outcome, Score
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.racing import LEVEL, STAGES, catch_up, stages
+from whale_train.meta_harness.racing import LEVEL, LOOK, alike, catch_up, stages
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 
-CONFIG = SearchConfig(rounds=1, candidates=3, tasks=48, refills=0, backoff=0, racing=True)
-BAD, EVEN, GOOD = rewording("Bad"), rewording("Even"), rewording("Good")
+CONFIG = SearchConfig(rounds=1, candidates=4, tasks=48, refills=0, backoff=0, racing=True)
+BAD, EVEN, GOOD, TWIN = rewording("Bad"), rewording("Even"), rewording("Good"), rewording("Twin")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def domain() -> Domain:
 
 
 def policy(domain: Domain) -> ScriptedPolicy:
-    """Answers half of the tasks right; under BAD none, under GOOD three quarters."""
+    """Answers half of the tasks right, under EVEN in other words; under BAD none, under GOOD three quarters."""
     tasks, _ = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
     known = {t.shown["question"]: (place, t.gold[0]) for place, t in enumerate(tasks)}
 
@@ -51,25 +51,28 @@ def policy(domain: Domain) -> ScriptedPolicy:
         shown = request.ask.messages[1]["content"]
         place, gold = known.get(shown.partition("uestion: ")[2].partition("\n")[0], (0, "x"))
         right = {"Bad": 0, "Goo": 3}.get(shown[:3], 2) > place % 4
-        return f"<answer>{gold if right else 'nobody'}</answer>"
+        return f"{'Well: ' * (shown[:3] == 'Eve')}<answer>{gold if right else 'nobody'}</answer>"
 
     return ScriptedPolicy(answer, "policy")
 
 
 def race(domain: Domain, folder: Path, config: SearchConfig = CONFIG) -> tuple[Harness, Archive, list[str]]:
-    accepted, _, told = run(domain, folder, ScriptedProposer(BAD, EVEN, GOOD), config, policy(domain))
+    accepted, _, told = run(domain, folder, ScriptedProposer(BAD, TWIN, EVEN, GOOD), config, policy(domain))
     return accepted, Archive(folder / "archive", "search-qa"), told.lines
 
 
-def test_one_that_is_far_behind_stops_and_costs_what_it_played(domain: Domain, tmp_path: Path) -> None:
+def test_one_that_is_far_behind_or_makes_no_difference_stops_and_costs_what_it_played(
+    domain: Domain, tmp_path: Path
+) -> None:
     accepted, archive, said = race(domain, tmp_path)
     key = str(archive.phase.score_key)  # type: ignore[union-attr]
     scores = {c.hash: c.scores[key] for c in archive.candidates}
-    bad, even, good = (Harness(p.source).hash for p in (BAD, EVEN, GOOD))
-    assert (scores[bad].n, scores[bad].dropped) == (STAGES[0], True)
+    bad, twin, even, good = (Harness(p.source).hash for p in (BAD, TWIN, EVEN, GOOD))
+    assert (scores[bad].n, scores[bad].dropped) == (LOOK, True)
+    assert (scores[twin].n, scores[twin].dropped) == (LOOK, True)
     assert [scores[h].n for h in (H0.hash, even, good)] == [48] * 3 and not scores[even].dropped
     assert accepted.hash == good
-    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 32
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 2 * 32
     assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == 32
     assert any(f"{bad} 0.000, 1.0 turns, dropped after 32 tasks" in line for line in said)
     before = files(tmp_path)
@@ -79,7 +82,7 @@ def test_one_that_is_far_behind_stops_and_costs_what_it_played(domain: Domain, t
 
 def test_those_who_play_on_score_as_they_do_without_a_race(domain: Domain, tmp_path: Path) -> None:
     _, raced, _ = race(domain, tmp_path / "raced")
-    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 3, 48, refills=0))
+    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 4, 48, refills=0))
     key = raced.phase.score_key  # type: ignore[union-attr]
     for hash in (Harness(p.source).hash for p in (EVEN, GOOD)):
         assert raced.outcomes(hash, key) == calm.outcomes(hash, key)
@@ -128,8 +131,8 @@ def test_killed_at_any_write_the_same_ones_are_dropped(
 
 
 def test_the_stages_cover_all_tasks_in_order() -> None:
-    assert stages(256) == [(0, 32), (32, 96), (96, 256)]
-    assert stages(96) == [(0, 32), (32, 96)]
+    assert stages(96) == [(0, 32), (32, 64), (64, 96)]
+    assert stages(70) == [(0, 32), (32, 64), (64, 70)]
     assert stages(32) == [(0, 32)] and stages(1) == [(0, 1)]
 
 
@@ -142,25 +145,31 @@ def test_it_is_a_chance_that_grows_with_wins_and_falls_with_losses(wins: int, lo
 
 
 def test_it_is_fishers_exact_test() -> None:
-    """2 of 10 discordant tasks won, of 20 in all, 10 of them wins: by hand."""
-    by_hand = Fraction(1 + 10 * 10 + 45 * 45, 184756) - 0
-    assert catch_up(2, 8, 0.5) == pytest.approx(float(by_hand))
+    """1 of 7 discordant tasks won, of 16 in all, 9 of them wins: by hand."""
+    by_hand = Fraction(9 * 7, 11440)  # C(9, 1) C(7, 6) / C(16, 7); with no win, 7 losses would be all there are
+    assert catch_up(1, 6, 0.5) == pytest.approx(float(by_hand + Fraction(1, 11440)))
     assert catch_up(0, 0, 0.5) == 1
     assert catch_up(0, 6, 0.999) < catch_up(0, 6, 0.1), "with fewer tasks left there is less to catch up on"
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.6))
-def test_one_that_is_even_on_the_whole_is_dropped_by_a_stage_no_more_often_than_the_level(
-    seed: int, apart: float
-) -> None:
+def test_one_that_leads_on_the_whole_is_dropped_by_a_look_no_more_often_than_the_level(seed: int, apart: float) -> None:
     rng = np.random.default_rng(seed)
     half = round(128 * apart)
-    signs = np.array([1] * half + [-1] * half + [0] * (256 - 2 * half))
-    for stage in STAGES:
-        drawn = [rng.permutation(signs)[:stage] for _ in range(300)]
-        dropped = [catch_up(int((d > 0).sum()), int((d < 0).sum()), stage / 256) <= LEVEL for d in drawn]
+    signs = np.array([1] * (half + 1) + [-1] * half + [0] * (255 - 2 * half))
+    for _, looked in stages(256)[:-1]:
+        drawn = [rng.permutation(signs)[:looked] for _ in range(300)]
+        dropped = [catch_up(int((d > 0).sum()), int((d < 0).sum()), looked / 256) <= LEVEL for d in drawn]
         assert np.mean(dropped) < LEVEL + 4 * (LEVEL / 300) ** 0.5
+
+
+def test_one_that_makes_no_difference_is_known_by_what_was_said_and_what_came_of_it() -> None:
+    played = {f"t{i}": Outcome("k", f"t{i}", float(i % 2), "", 1, said=f"s{i}") for i in range(4)}
+    assert alike(list(played.values())[:2], played)
+    other = [Outcome("", "t0", 0.0, "", 2, said="s0"), Outcome("", "t1", 1.0, "", 1, said="other")]
+    assert not alike(other, played)
+    assert not alike([Outcome("", "t0", 1.0, "", 1, said="s0")], played)
 
 
 def test_the_command_line_takes_it() -> None:

@@ -7,8 +7,8 @@ first 32 are others each time, and lets a rule decide what is played and what is
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from whale_train.meta_harness.archive import read_archive
 from whale_train.metrics import binomial_tail
 
 Table = NDArray[np.float64]
-catch_up = functools.cache(racing.catch_up)
 sign_test = functools.cache(binomial_tail)
 
 
@@ -29,12 +28,17 @@ class Recorded:
 
     name: str
     scores: Table
+    said: NDArray[np.int64]  # what the policy said, each different thing by a number
     rounds: list[int]  # the round that each candidate is of, 0 for the start
 
     @property
     def means(self) -> Table:
         """Each candidate's mean over all tasks."""
         return self.scores.mean(1)
+
+    def of(self, tasks: NDArray[np.int64]) -> Recorded:
+        """The same with these tasks alone, in this order."""
+        return replace(self, scores=self.scores[:, tasks], said=self.said[:, tasks])
 
 
 def read(folder: Path, name: str) -> Recorded:
@@ -46,16 +50,22 @@ def read(folder: Path, name: str) -> Recorded:
     played = [archive.outcomes(c.hash, key) for c in kept]
     number = {t.hash: r.round for r in archive.rounds for t in r.tried}
     scores = np.array([[outcomes[t].score for t in played[0]] for outcomes in played])
-    return Recorded(name, scores, [number.get(c.hash, 0) for c in kept])
+    said = np.unique([[outcomes[t].said for t in played[0]] for outcomes in played], return_inverse=True)[1]
+    return Recorded(name, scores, said.reshape(scores.shape), [number.get(c.hash, 0) for c in kept])
 
 
-def beaten(rival: Table, best: Table, level: float) -> int:
-    """The tasks that a rival plays before it is dropped; all of them where it is not."""
-    for _, end in racing.stages(len(rival))[:-1]:
-        wins, losses = _apart(rival[:end], best[:end])
-        if catch_up(wins, losses, end / len(rival)) <= level:
+def dropped(phase: Recorded, rival: int, full: Sequence[int], level: float) -> int:
+    """The tasks that a rival plays against those that have played all, before it is dropped; all where it is not."""
+    best = max(full, key=lambda i: phase.means[i])
+    tasks = phase.scores.shape[1]
+    for _, end in racing.stages(tasks)[:-1]:
+        wins, losses = _apart(phase.scores[rival, :end], phase.scores[best, :end])
+        alike = (phase.said[rival, :end] == phase.said[full, :end]) & (
+            phase.scores[rival, :end] == phase.scores[full, :end]
+        )
+        if racing.catch_up(wins, losses, end / tasks) <= level or alike.all(1).any():
             return end
-    return len(rival)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -68,30 +78,29 @@ class Race:
     points: float
 
 
-def race(scores: Table, level: float) -> Race:
+def race(phase: Recorded, level: float) -> Race:
     """A search by `best` whose candidates race at a level."""
-    means, best, played = scores.mean(1), 0, 0
-    for rival in range(1, len(scores)):
-        tasks = beaten(scores[rival], scores[best], level)
-        played += tasks
-        if tasks == scores.shape[1] and means[rival] > means[best]:
-            best = rival
-    behind = float(means.max() - means[best])
-    return Race(1 - played / (scores[1:].size), behind > 1e-9, 100 * behind)
+    means, tasks, full, played = phase.means, phase.scores.shape[1], [0], 0
+    for rival in range(1, len(means)):
+        looked = dropped(phase, rival, full, level)
+        played += looked
+        if looked == tasks:
+            full.append(rival)
+    behind = float(means.max() - means[full].max())
+    return Race(1 - played / phase.scores[1:].size, behind > 1e-9, 100 * behind)
 
 
 def search(recorded: Recorded, order: NDArray[np.int64], rule: str, level: float = 0.1) -> Iterator[tuple[int, int]]:
     """(rollouts so far, the accepted candidate) after each round, of a search that sees the first half of the tasks in
     an order. Fresh seeds are not on file: the second half stands in for them, which is harder to confirm on."""
     half = len(order) // 2
-    seen, fresh = recorded.scores[:, order[:half]], recorded.scores[:, order[half : 2 * half]]
-    means, now, spent = seen.mean(1), 0, half
+    first, fresh = recorded.of(order[:half]), recorded.scores[:, order[half : 2 * half]]
+    seen, means, now, spent = first.scores, first.means, 0, half
     full, denied, again = [0], set[int](), set[int]()
     yield spent, now
     for number in range(1, max(recorded.rounds) + 1):
         for rival in (i for i, r in enumerate(recorded.rounds) if r == number):
-            best = max(full, key=lambda i: means[i])
-            tasks = beaten(seen[rival], seen[best], racing.LEVEL) if "racing" in rule else half
+            tasks = dropped(first, rival, full, racing.LEVEL) if "racing" in rule else half
             spent += tasks
             if tasks == half:
                 full.append(rival)

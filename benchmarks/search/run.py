@@ -86,7 +86,7 @@ def races(recorded: Sequence[replay.Recorded], level: float) -> dict[str, Any]:
     rng, found = np.random.default_rng(0), dict[str, list[replay.Race]]()
     for phase in recorded:
         tasks = phase.scores.shape[1]
-        found[phase.name] = [replay.race(phase.scores[:, rng.permutation(tasks)], level) for _ in range(ORDERS)]
+        found[phase.name] = [replay.race(phase.of(rng.permutation(tasks)), level) for _ in range(ORDERS)]
     every = [r for rs in found.values() for r in rs]
     return {
         "saved": round(statistics.fmean(r.saved for r in every), 3),

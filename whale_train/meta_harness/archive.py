@@ -83,7 +83,8 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of one task: the verdict's score and reason, the number of model calls, who failed if anybody did."""
+    """What came of one task: the verdict's score and reason, the number of model calls, who failed if anybody did, and
+    a hash of replies and answer, by which harnesses are known that make no difference to the model."""
 
     key: str
     task: str
@@ -91,6 +92,7 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str
     turns: int
     failed: str = ""
+    said: str = ""
 
 
 class Candidate(msgspec.Struct):
@@ -323,7 +325,7 @@ class Archive:
         write_episodes(files / EPISODES, [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes])
         path = files / "outcomes.jsonl"
         kept = [o for o in read_json_lines(path, Outcome) if o.key != str(key)] if path.exists() else []
-        kept += [_outcome(key, e) for e in episodes]
+        kept += [outcome(e, key) for e in episodes]
         write_atomic(path, b"".join(msgspec.json.encode(o) + b"\n" for o in kept))
         candidate.scores[str(key)] = score
         write_atomic(files / "scores.json", _pretty(candidate.scores))
@@ -407,9 +409,14 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _outcome(key: ScoreKey, episode: Episode) -> Outcome:
+def outcome(episode: Episode, key: ScoreKey | None = None) -> Outcome:
+    """What an archive keeps of an episode in a line."""
     failed = episode.failure.owner if episode.failure else ""
-    return Outcome(str(key), episode.task_id, episode.score, episode.verdict.reason, len(episode.calls), failed)
+    heard = msgspec.json.encode([[call.reply.text for call in episode.calls], episode.answer])
+    said = hashlib.sha256(heard).hexdigest()[:12]
+    return Outcome(
+        str(key or ""), episode.task_id, episode.score, episode.verdict.reason, len(episode.calls), failed, said
+    )
 
 
 def _identity(episode: Episode) -> tuple[str, str, int]:

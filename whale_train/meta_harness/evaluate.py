@@ -6,7 +6,6 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from whale_envs import Domain, Episode, Harness
@@ -14,8 +13,8 @@ from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train import evaluate as evaluation
 from whale_train.ledger import Ledger, Spent, dollars, judge_dollars, tokens
-from whale_train.meta_harness.archive import Outcome, Score
-from whale_train.meta_harness.racing import behind, stages
+from whale_train.meta_harness.archive import Score, outcome
+from whale_train.meta_harness.racing import Race, stages
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -48,19 +47,19 @@ def evaluate(
     seed: int,
     unit: str,
     progress: Progress,
-    best: Mapping[str, Outcome] | None = None,
+    race: Race | None = None,
 ) -> tuple[Score, list[Episode]]:
     """Play each task once. Every harness sees the same tasks and, task by task, the same seeds.
 
-    With the outcomes of the `best` so far, it races against them: it may be dropped before it has played all tasks.
+    In a `race` it may be dropped before it has played all tasks.
 
     Raises `UserError` when the policy answered nothing at all: that is no score of the harness.
     """
     start = time.perf_counter()
     episodes: list[Episode] = []
-    for first, last in stages(len(tasks)) if best is not None else [(0, len(tasks))]:
+    for first, last in stages(len(tasks)) if race is not None else [(0, len(tasks))]:
         episodes += rollout(policy, domain, harness, tasks[first:last], "harness", seed, progress=progress)
-        if best is not None and last < len(tasks) and behind(episodes, best, len(tasks)):
+        if race is not None and last < len(tasks) and race.lost([outcome(e) for e in episodes]):
             break
     failures = [e.failure for e in episodes if e.failure and e.failure.owner == "policy"]
     if len(failures) == len(episodes):

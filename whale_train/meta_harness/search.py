@@ -37,6 +37,7 @@ from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.optimism import estimated_optimism
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
+from whale_train.meta_harness.racing import Race
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 
@@ -299,14 +300,17 @@ class _Phase:
     ) -> float:
         """A candidate's mean under `key` (by default the phase's), played if it is not on file.
 
-        One that `races` against the best so far may be dropped before it has played all tasks.
+        One that `races` against the others may be dropped before it has played all tasks.
         """
         key = key or self.phase.score_key
         if str(key) not in candidate.scores:
             self.progress.begin(unit, len(self.tasks))
-            best = self.archive.outcomes(self.archive.scored(key)[0].hash, key) if races else None
+            race = None
+            if races:  # the best comes first
+                others = [self.archive.outcomes(c.hash, key) for c in self.archive.scored(key)]
+                race = Race(others[0], others, len(self.tasks))
             score, episodes = evaluate(
-                self.policy, self.domain, harness, self.tasks, key.seed, unit, self.progress, best
+                self.policy, self.domain, harness, self.tasks, key.seed, unit, self.progress, race
             )
             self.archive.record(candidate.hash, key, score, episodes)
         score = candidate.scores[str(key)]
