@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +17,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHALE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,13 +26,9 @@ from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.rollout import episode_seed
 from whale_train.whale import plan_of
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 CONFIG = SearchConfig(rounds=2, candidates=2, tasks=12, refills=0, backoff=0, acceptance="paired")
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.archive import Archive, Phase, Round, Score, ScoreKey, tree_hash
 from whale_train.rollout import episode_seed
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 SOURCE = '''"""One turn."""
 TURNS = 1
 
@@ -24,12 +25,6 @@ def run(task, tools):
     return reply.text
 '''
 KEY = ScoreKey("w1", "d1", 7)
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def episodes(key: ScoreKey, *scores: float) -> list[Episode]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -30,11 +29,7 @@ from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(scope="module")

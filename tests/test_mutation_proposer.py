@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -28,6 +27,8 @@ from whale_train.meta_harness.proposers.mutation import (
     edits_of,
 )
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 DOMAINS = ("search-qa", "math", "chess")
 SOURCES = {(d, n): load_harness(n, d).source for d in DOMAINS for n in ("h0", "strong")}
 KEY = ScoreKey("weights", "data", 0)
@@ -46,12 +47,6 @@ REPLIES = (
     "<move>e2e4</move>",
     "<move>e2e4</move> or <move>d2d4</move>",
 )
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def archive_of(folder: Path, domain: str, *means: float) -> Archive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,14 +26,10 @@ from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 CONFIG = SearchConfig(rounds=1, candidates=4, tasks=48, refills=0, backoff=0, racing=True)
 BAD, EVEN, GOOD, TWIN = rewording("Bad"), rewording("Even"), rewording("Good"), rewording("Twin")
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +22,10 @@ from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.whale import costs, plan_of
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 CONFIG = SearchConfig(rounds=1, candidates=3, tasks=12, refills=0, backoff=0)
 ONE, TWO, THREE = rewording("One"), rewording("Two"), rewording("Three")
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,13 @@ from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 #: Numbers that nothing else comes to: tasks of the test set, of the harness split, of its shadow, and all of the rest.
 TEST, HARNESS = 3539, 10844
 SHADOW = HARNESS // 4
 COUNTS = (TEST, HARNESS, SHADOW, HARNESS - SHADOW)
 CONFIG = SearchConfig(rounds=2, candidates=2, tasks=8, refills=0, retries=0, backoff=0)
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves what was written to the kernel; waiting for the disk, which a power cut needs, only costs time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def word(*parts: object) -> str:
