@@ -152,7 +152,7 @@ def test_a_plan_loads_no_torch() -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    schedule=st.sampled_from(["fixed", "adaptive", "stagewise", "weights-only", "harness-only"]),
+    schedule=st.sampled_from(["fixed", "adaptive", "bandit", "stagewise", "weights-only", "harness-only"]),
     cycles=st.integers(1, 4),
     epochs=st.floats(0.05, 1.0),
     rounds=st.integers(1, 8),

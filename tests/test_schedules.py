@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from whale_envs import load_domain
 from whale_train.config import RunConfig, TrainConfig
-from whale_train.schedules import Costs, Patience, Phase, Plan, collapsed
+from whale_train.schedules import Costs, Past, Patience, Phase, Plan, collapsed, gain_of_weights
 from whale_train.whale import plan_of
 
 CLOSED = ("fixed", "stagewise", "weights-only", "harness-only")
@@ -54,15 +54,15 @@ def test_no_phase_is_empty_and_every_name_is_its_own(shape, name):
 @given(shapes, st.sampled_from(["fixed", "adaptive"]), st.integers(1, 100_000), st.booleans(), st.randoms())
 def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape, name, limit, last, rng):
     plan = Plan(name, **shape, limit=limit, window=rng.randint(1, 5), final_search=last)
-    past = [("start", 0)]
+    past = [Past("start", 0)]
     for phase in plan.rest(lambda: past):
         used = rng.randint(1, phase.amount)  # patience may end it
         is_weights = phase.kind == "weights"
         took = used * (shape["costs"].step if is_weights else shape["costs"].round)
-        past.append((phase.name, past[-1][1] + took + (0 if is_weights else shape["costs"].baseline)))
-        assert past[-1][1] <= limit
-    assert not (last and past[-1][0].endswith("weights"))
-    assert limit - past[-1][1] < sum(dataclasses.astuple(shape["costs"]))
+        past.append(Past(phase.name, past[-1].spent + took + (0 if is_weights else shape["costs"].baseline)))
+        assert past[-1].spent <= limit
+    assert not (last and past[-1].name.endswith("weights"))
+    assert limit - past[-1].spent < sum(dataclasses.astuple(shape["costs"]))
 
 
 @settings(deadline=None)
@@ -70,7 +70,7 @@ def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape,
 def test_no_arm_plans_more_than_its_cap_and_each_does_something(shape, name, more):
     plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
     assert plan.rollouts() <= plan.limit or shape["costs"].rescore
-    assert next(plan.rest(lambda: [("start", 0)]))
+    assert next(plan.rest(lambda: [Past("start", 0)]))
 
 
 def played(plan, past):
@@ -79,25 +79,100 @@ def played(plan, past):
     for phase in plan.rest(lambda: past):
         yield phase
         took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
-        past.append((phase.name, past[-1][1] + took))
+        past.append(Past(phase.name, past[-1].spent + took))
 
 
 @given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 12))
 def test_a_plan_that_is_taken_up_goes_on_as_it_would_have(shape, name, cut):
-    plan, past = Plan(name, **shape), [("start", 0)]
+    plan, past = Plan(name, **shape), [Past("start", 0)]
     whole = list(itertools.islice(played(plan, past), 60))
     assume(cut < len(whole))
     for phase in whole[:cut]:
         took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
-        past.append((phase.name, past[-1][1] + took))
+        past.append(Past(phase.name, past[-1].spent + took))
     assert list(itertools.islice(played(plan, past), 60 - cut)) == whole[cut:]
 
 
+class Yields:
+    """Plays a bandit's phases: what each kind gains a rollout, next time that it runs."""
+
+    def __init__(self, plan, weights, harness):
+        self.plan, self.rates = plan, {"weights": iter(weights), "harness": iter(harness)}
+        self.past = [Past("start", 0)]
+
+    def step(self, phase):
+        costs = self.plan.costs
+        took = phase.amount * costs.step if phase.kind == "weights" else phase.amount * costs.round + costs.baseline
+        gain = next(self.rates[phase.kind], 0.0) * took
+        self.past.append(Past(phase.name, self.past[-1].spent + took, gain))
+
+    def play(self):
+        """The phases to come, played."""
+        for phase in self.plan.rest(lambda: self.past):
+            self.step(phase)
+            yield phase
+
+
+rates = st.lists(st.floats(-1, 1), max_size=12)
+
+
+def bandit(shape, phases, last=True):
+    """A bandit with room for a phase of each kind and for so many of the cheaper one."""
+    costs = shape["costs"]
+    both = max(2, shape["steps"]) * costs.step, costs.baseline + costs.rescore + shape["rounds"] * costs.round
+    return Plan("bandit", **shape, limit=sum(both) + costs.round + round(phases * min(both)), final_search=last)
+
+
+@settings(deadline=None)
+@given(shapes, rates, rates, st.floats(0, 15), st.booleans())
+def test_a_bandit_tries_both_then_goes_where_more_was_gained_and_keeps_its_budget(shape, weights, harness, more, last):
+    plan = bandit(shape, more, last)
+    played, yields = [], Yields(plan, weights, harness)
+    for phase in yields.play():
+        before, played = yields.past[:-1], [*played, phase]
+        tried = {p.kind: (p.gain / (p.spent - q.spent), at) for at, (q, p) in enumerate(itertools.pairwise(before))}
+        if len(tried) == 2:
+            ranks = {kind: (max(0.0, rate), -at) for kind, (rate, at) in tried.items()}
+            best = max(ranks, key=ranks.get)
+            assert phase.kind == best or plan.fitting(plan._next(before[-1], best), before[-1].spent) is None
+    assert [phase.kind for phase in played[:2]] == ["weights", "harness"]
+    assert yields.past[-1].spent <= plan.limit
+    assert len({phase.name for phase in played}) == len(played)
+    assert [phase.cycle for phase in played] == sorted(phase.cycle for phase in played)
+    assert not (last and played[-1].kind == "weights")
+
+
+@settings(deadline=None)
+@given(shapes, rates, rates, st.integers(0, 12))
+def test_a_bandit_that_is_taken_up_goes_on_as_it_would_have(shape, weights, harness, cut):
+    plan = bandit(shape, 8)
+    whole = list(Yields(plan, weights, harness).play())
+    again = Yields(plan, weights, harness)
+    for phase in whole[:cut]:
+        again.step(phase)
+    assert list(again.play()) == whole[cut:]
+
+
+def test_a_bandit_without_gains_takes_turns():
+    yields = Yields(Plan("bandit", 3, 4, 2, Costs(64, 32, 96), limit=9000), [], [])
+    kinds = [phase.kind for phase in yields.play()]
+    assert len(kinds) > 6 and kinds == ["weights", "harness"] * (len(kinds) // 2)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 6))
+def test_a_gain_compares_windows_that_do_not_overlap(rewards, window):
+    gain = gain_of_weights(rewards, window)
+    size = min(window, len(rewards) // 2)
+    assert gain == (statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size]) if size else 0.0)
+    assert gain_of_weights(rewards[::-1], window) == pytest.approx(-gain)
+    assert gain_of_weights([0.4] * len(rewards), window) == 0
+
+
 def test_a_plan_without_an_end_ends_where_a_cycle_takes_nothing():
-    plan, past = Plan("adaptive", 3, 4, 2, Costs(64, 32, 96)), [("start", 0)]
+    plan, past = Plan("adaptive", 3, 4, 2, Costs(64, 32, 96)), [Past("start", 0)]
     for phase in plan.rest(lambda: past):
-        past.append((phase.name, 0))
-    assert [name for name, _ in past] == ["start", "cycle 1 weights", "cycle 1 harness"]
+        past.append(Past(phase.name, 0))
+    assert [phase.name for phase in past] == ["start", "cycle 1 weights", "cycle 1 harness"]
 
 
 @given(signals, st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))

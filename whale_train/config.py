@@ -278,8 +278,8 @@ class RunConfig(WeightPhases, SearchPhases):
     """How often a weight phase and a harness phase follow each other."""
     schedule: Schedule = "fixed"
     """How they take turns: fixed (--epochs, then --rounds, --cycles times); adaptive (a phase ends when its reward, or
-    the best harness, gets no better); stagewise (all training, then all search). weights-only and harness-only run that
-    arm alone."""
+    the best harness, gets no better); bandit (a phase after the other, of the kind that gained more a rollout when it
+    last ran); stagewise (all training, then all search). weights-only and harness-only run that arm alone."""
     budget_rollouts: int | None = None
     """The most rollouts that each arm may spend; by default what the cycles of the fixed schedule plan. With it, fixed
     goes on for as many cycles as there is room for."""

@@ -7,10 +7,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["weights", "harness"]
-Schedule = Literal["fixed", "adaptive", "stagewise", "weights-only", "harness-only"]
+Schedule = Literal["fixed", "adaptive", "bandit", "stagewise", "weights-only", "harness-only"]
 #: The adaptive schedule (arXiv 2609.00196, section on schedules): the share of an epoch that a weight phase runs at
 #: least, that its reward is averaged over, and that it goes on without a better one ...
 ADAPTIVE_EPOCHS = 0.2
@@ -81,12 +81,32 @@ class Phase:
         return self.patience.over(signal) if self.patience else ""
 
 
+class Past(NamedTuple):
+    """A phase that is done, or the start: its name, the rollouts spent at its end, and what it gained (see
+    `gain_of_weights` and `gain_of_harness`)."""
+
+    name: str
+    spent: int
+    gain: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Its kind; "start" for the start."""
+        return self.name.rpartition(" ")[2]
+
+    @property
+    def cycle(self) -> int:
+        """Its cycle; 0 for the start."""
+        return int(self.name.split()[1]) if " " in self.name else 0
+
+
 @dataclass(frozen=True)
 class Plan:
     """What an arm is to do.
 
     Attributes:
-        schedule: "fixed" alternates `steps` and `rounds`; "adaptive" alternates phases that end by `Patience`;
+        schedule: "fixed" alternates `steps` and `rounds`; "adaptive" alternates phases that end by `Patience`; "bandit"
+            has phases of `steps` or of `rounds`, each of the kind that gained more a rollout when it last ran;
             "stagewise" spends on weights what "fixed" does, then the rest on the search; the other two spend all on one
             kind, in a phase a cycle, so that their curves have points.
         steps, rounds: RSFT steps and search rounds in a cycle of the fixed schedule.
@@ -124,10 +144,10 @@ class Plan:
     @property
     def open_ended(self) -> bool:
         """Whether the phases go on for as long as the budget lasts."""
-        return self.schedule == "adaptive" or (self.schedule == "fixed" and self.limit is not None)
+        return self.schedule in ("adaptive", "bandit") or (self.schedule == "fixed" and self.limit is not None)
 
     def phases(self) -> Iterator[Phase]:
-        """The phases in order; without an end where the plan is open-ended."""
+        """The phases in order; without an end where the plan is open-ended. A bandit's come as it goes: see `rest`."""
         if self.schedule == "fixed":
             return self._alternating(Phase(1, "weights", self.steps), Phase(1, "harness", self.rounds))
         if self.schedule == "adaptive":
@@ -173,30 +193,52 @@ class Plan:
             most = (left - (before + costs.round if self.final_search else 0)) // costs.step
         return replace(phase, amount=min(phase.amount, most)) if most > 0 else None
 
-    def rest(self, done: Callable[[], Sequence[tuple[str, int]]]) -> Iterator[Phase]:
-        """The phases that are not done, each as far as it fits; `done` gives the names of those that are, and the
-        rollouts that were spent at the end of each, the start first."""
+    def rest(self, done: Callable[[], Sequence[Past]]) -> Iterator[Phase]:
+        """The phases that are not done, each as far as it fits; `done` gives those that are, the start first."""
+        if self.schedule == "bandit":
+            yield from self._bandit(done)
+            return
         missed = 0
         for phase in self.phases():
             past = done()
-            if phase.name in (name for name, _ in past):
+            if phase.name in (phase.name for phase in past):
                 missed = 0
                 continue
-            if self.open_ended and len(past) > 2 and past[-1][1] == past[-3][1]:
+            if self.open_ended and len(past) > 2 and past[-1].spent == past[-3].spent:
                 return  # a whole cycle has spent nothing (a proposer that fails, say), and so would the next
-            fits = self.fitting(phase, past[-1][1])
+            fits = self.fitting(phase, past[-1].spent)
             missed = 0 if fits else missed + 1
             if missed == 2:  # neither weights nor harness
                 return
             if fits:
                 yield fits
 
+    def _bandit(self, done: Callable[[], Sequence[Past]]) -> Iterator[Phase]:
+        """A phase at a time, of the kind that is worth more where it fits, else of the other one."""
+        while True:
+            past = done()
+            if len(past) > 2 and past[-1].spent == past[-3].spent:
+                return
+            order = sorted(("weights", "harness"), key=lambda kind: _worth(past, kind), reverse=True)
+            fits = (self.fitting(self._next(past[-1], kind), past[-1].spent) for kind in order)
+            phase = next((phase for phase in fits if phase), None)
+            if phase is None:
+                return
+            yield phase
+
+    def _next(self, last: Past, kind: str) -> Phase:
+        """A phase of a kind after the last one. Two steps are the fewest that can show a gain."""
+        cycle = last.cycle + (last.kind != "weights" or kind == "weights")
+        if kind == "weights":
+            return Phase(cycle, "weights", max(2, self.steps))
+        return Phase(cycle, "harness", self.rounds)
+
     def played(self) -> Iterator[tuple[Phase, int]]:
         """The phases that the arm plans to play, each with its rollouts; a search that refuses candidates spends less.
 
         Phases that end by their signals are as short as they can be, so that there are as many as there can be.
         """
-        past, weights_changed, searched, costs = [("start", 0)], True, False, self.costs
+        past, weights_changed, searched, costs = [Past("start", 0)], True, False, self.costs
         for phase in self.rest(lambda: past):
             if phase.patience:
                 phase = replace(phase, amount=min(phase.amount, phase.patience.earliest))
@@ -206,7 +248,7 @@ class Plan:
                 spent = phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
                 searched = True
             weights_changed = phase.kind == "weights"
-            past.append((phase.name, past[-1][1] + spent))
+            past.append(Past(phase.name, past[-1].spent + spent))
             yield phase, spent
 
     def rollouts(self) -> int:
@@ -227,6 +269,29 @@ def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:
     if first - last <= COLLAPSE * noise:
         return ""
     return f"the reward has collapsed from {first:.3f} to {last:.3f}"
+
+
+def gain_of_weights(rewards: Sequence[float], window: int) -> float:
+    """What a weight phase with these rewards gained: the mean of its last window less that of its first, which are of
+    `window` steps, or half of all where there are fewer than two such."""
+    size = min(window, len(rewards) // 2)
+    return statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size]) if size else 0.0
+
+
+def gain_of_harness(before: float, after: float, optimism: float) -> float:
+    """What a harness phase gained that replaced a harness of mean `before` by one of mean `after`: less how much of the
+    latter is estimated to be luck."""
+    return after - before - optimism
+
+
+def _worth(past: Sequence[Past], kind: str) -> tuple[float, int]:
+    """What a kind of phase is worth: its gain a rollout when it last ran, first of all what has not been tried; of two
+    that gain nothing the one that ran longer ago."""
+    at = max((at for at, phase in enumerate(past) if phase.kind == kind), default=None)
+    if at is None:
+        return math.inf, kind == "weights"
+    spent = past[at].spent - past[at - 1].spent
+    return (max(0.0, past[at].gain) / spent if spent else 0.0), -at
 
 
 def _shares(total: int, parts: int) -> list[int]:

@@ -21,7 +21,7 @@ from whale_envs import Domain, Harness, Splits
 from whale_envs.episode import read_json, write_atomic
 from whale_train.config import DiagnoseConfig, RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
 from whale_train.ledger import Ledger
-from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.archive import Archive, ScoreKey
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.base import Proposer
@@ -29,7 +29,7 @@ from whale_train.meta_harness.search import search
 from whale_train.policies.base import Policy
 from whale_train.policies.find import moved
 from whale_train.progress import Progress
-from whale_train.schedules import ADAPTIVE_EPOCHS, Costs, Phase, Plan, collapsed
+from whale_train.schedules import ADAPTIVE_EPOCHS, Costs, Past, Phase, Plan, collapsed, gain_of_harness, gain_of_weights
 
 #: What `run_arm` runs; a `TrainConfig` or `SearchConfig` is an arm with one phase.
 Experiment = RunConfig | TrainConfig | SearchConfig | DiagnoseConfig
@@ -38,7 +38,7 @@ Experiment = RunConfig | TrainConfig | SearchConfig | DiagnoseConfig
 class Snapshot(msgspec.Struct, frozen=True):
     """Where an arm stands after a phase. `model` is its weights' folder within the arm's, None for the weights that
     the run started from; `harness` and `weights` are hashes, `rollouts` what was spent so far. `why` says what ended
-    the phase before its planned end, if anything did."""
+    the phase before its planned end, if anything did; `gain` is what it gained by its training signal."""
 
     phase: str
     cycle: int
@@ -48,6 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     weights: str
     model: str | None = None
     why: str = ""
+    gain: float = 0.0
 
 
 class Data(Protocol):
@@ -135,18 +136,18 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
         done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
         _save(folder, done)
     work = _Work(config, domain, folder, ledger, archive, progress, plan)
-    for phase in plan.rest(lambda: [(s.phase, s.rollouts) for s in done]):
-        model, why = done[-1].model, ""
+    for phase in plan.rest(lambda: [Past(s.phase, s.rollouts, s.gain) for s in done]):
+        model = done[-1].model
         if phase.kind == "weights":
-            model, why = work.weights(policy, harness, phase, len(done), model)
+            model, why, gain = work.weights(policy, harness, phase, len(done), model)
             if model == done[-1].model:  # the trained ones are given up
                 policy = load_policy(model_of(config, folder, done[-1]), domain.name)
         else:
-            harness, why = work.search(policy, harness, phase)
+            harness, why, gain = work.search(policy, harness, phase)
         if why:
             progress.say(f"{phase.name} ends: {why}")
         spent, weights = ledger.rollouts(), policy.weights_hash
-        done.append(Snapshot(phase.name, phase.cycle, phase.kind, spent, harness.hash, weights, model, why))
+        done.append(Snapshot(phase.name, phase.cycle, phase.kind, spent, harness.hash, weights, model, why, gain))
         _save(folder, done)
 
 
@@ -164,8 +165,8 @@ class _Work:
 
     def weights(
         self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None
-    ) -> tuple[str | None, str]:
-        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early).
+    ) -> tuple[str | None, str, float]:
+        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early, its gain).
 
         Weights whose reward has collapsed are given up for those of `model`.
         """
@@ -182,9 +183,10 @@ class _Work:
             policy, self.domain, harness, config, phase.amount, out, self.ledger, self.progress, phase.name, start,
             lambda rewards: collapse(rewards) or phase.over(rewards),
         )  # fmt: skip
+        gain = gain_of_weights(rewards, self.plan.window)
         if why := collapse(rewards):
-            return model, f"{why}; back to the weights that it began with"
-        return str(last.relative_to(self.folder)), phase.over(rewards)
+            return model, f"{why}; back to the weights that it began with", gain
+        return str(last.relative_to(self.folder)), phase.over(rewards), gain
 
     @functools.cached_property
     def proposer(self) -> Proposer:
@@ -192,8 +194,8 @@ class _Work:
         assert isinstance(self.config, SearchOptions)
         return load_proposer(self.config.proposer, self.domain, self.config.limits)
 
-    def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, str]:
-        """A harness phase: (the accepted harness, why it ended early)."""
+    def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, str, float]:
+        """A harness phase: (the accepted harness, why it ended early, its gain)."""
         config = self.config
         assert isinstance(config, SearchOptions)
         # the run's seed in each phase: what was scored under the same weights before is not played again
@@ -202,7 +204,14 @@ class _Work:
             policy, self.domain, harness, settings, self.archive, self.proposer, self.ledger, self.progress,
             config.seed, phase.name, phase.over,
         )  # fmt: skip
-        return found, phase.over([r.accepted_mean for r in self.archive.rounds if r.phase == phase.name])
+        rounds = [r for r in self.archive.rounds if r.phase == phase.name]
+        gain = 0.0
+        if found.hash != harness.hash:
+            tasks, _ = split_tasks(self.domain.splits.harness, settings.shadow, settings.tasks)
+            key = str(ScoreKey(policy.weights_hash, tasks.hash, config.seed))
+            before = self.archive[harness.hash].scores[key].mean
+            gain = gain_of_harness(before, rounds[-1].accepted_mean, rounds[-1].optimism)
+        return found, phase.over([r.accepted_mean for r in rounds]), gain
 
 
 def _save(folder: Path, done: list[Snapshot]) -> None:
