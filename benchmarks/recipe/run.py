@@ -1,4 +1,4 @@
-"""The study: three domains, ten ways to spend one budget of rollouts on weights and harness, five seeds.
+"""The study: three domains, eleven ways to spend one budget of rollouts on weights and harness, five seeds.
 
 What is done is kept in a work folder and not done again, also after a kill; `results.json` gets a line an arm and seed
 as each ends, and lines that are there stay. `findings.py` and `figures.py` then say and draw what came out.

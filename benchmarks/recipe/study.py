@@ -24,6 +24,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fixed-0.6-6": {"epochs": 0.6, "rounds": 6},
     "fixed-1.0-10": {"epochs": 1.0, "rounds": 10},
     "adaptive": {"schedule": "adaptive"},
+    "bandit": {"schedule": "bandit", "epochs": 0.2, "rounds": 2},
 }
 #: Episodes of each test task at the end, and at a point of the curve before that.
 REPEATS, CURVE_REPEATS = 8, 1
