@@ -144,7 +144,7 @@ def test_a_line_takes_the_place_of_the_one_before_it() -> None:
         kept.add(results.Done(row(seed=1), {"weights": "b"}))
 
 
-def test_results_are_read_as_they_were_written_and_other_sizes_are_refused(
+def test_results_are_read_as_they_were_written_and_other_sizes_or_arms_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, kept = tmp_path / "results.json", results.current()
@@ -153,6 +153,10 @@ def test_results_are_read_as_they_were_written_and_other_sizes_are_refused(
     assert results.load(path) == kept
     monkeypatch.setitem(study.SIZES, "math", TINY)
     with pytest.raises(UserError, match="other sizes"):
+        results.load(path)
+    monkeypatch.undo()
+    monkeypatch.setitem(study.ARMS, "fst", {"epochs": 0.2})
+    with pytest.raises(UserError, match="lines of fst"):
         results.load(path)
 
 

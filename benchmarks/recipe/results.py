@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from study import ARMS, SIZES, START
@@ -54,13 +55,14 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct):
-    """`results.json`. `versions` and `tier` are those of all lines; `hashes` has harness, data and weights that the
-    lines of a domain began with."""
+    """`results.json`. `versions` and `tier` are those of all lines; `sizes` and `arms` are what `study.py` has;
+    `hashes` are of the harness, data and weights that the lines of a domain began with."""
 
     command: str
     versions: dict[str, str]
     tier: str
     sizes: dict[str, dict[str, int]]
+    arms: dict[str, dict[str, Any]]
     hashes: dict[str, dict[str, str]] = {}
     results: list[Row] = []
 
@@ -83,17 +85,24 @@ class Results(msgspec.Struct):
 def current() -> Results:
     """Results without a line, as this machine and these sizes would make them."""
     sizes = {domain: dataclasses.asdict(size) for domain, size in SIZES.items()}
-    return Results("python benchmarks/recipe/run.py", versions(), sandbox.tier(), sizes)
+    return Results("python benchmarks/recipe/run.py", versions(), sandbox.tier(), sizes, ARMS)
 
 
 def load(path: Path) -> Results:
-    """The results in a file; without a line where there is none. Raises `UserError` for those of other sizes."""
+    """The results in a file; without a line where there is none.
+
+    Raises `UserError` where the sizes, or an arm that it has lines of, have changed since.
+    """
     now = current()
     there = read_json(path, Results) if path.exists() else now
     if there.sizes != now.sizes:
         raise UserError(
             f"{path} has lines of other sizes ({there.sizes}, now {now.sizes}): remove it, or put them back"
         )
+    for arm in {row.arm for row in there.results} - {START}:
+        if there.arms.get(arm) != ARMS.get(arm):
+            raise UserError(f"{path} has lines of {arm} as {there.arms.get(arm)}, now {ARMS.get(arm)}: remove them")
+    there.arms = now.arms
     return there
 
 
