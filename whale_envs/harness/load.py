@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from whale_envs.errors import UserError, unknown
 #: Longest source of a harness, in characters.
 MAX_SOURCE = 200_000
 SEEDS = Path(__file__).parent / "seeds"
+#: All threads share the list of warnings, and in CPython 3.11 the counter by which a syntax tree's depth is checked.
+_one_at_a_time = threading.Lock()
 
 
 class HarnessSourceError(UserError):
@@ -49,7 +52,7 @@ def _check(source: str, name: str) -> CodeType:
     if len(source) > MAX_SOURCE:
         raise HarnessSourceError(f"harness {name} has {len(source):,} characters: expected at most {MAX_SOURCE:,}")
     try:
-        with warnings.catch_warnings():
+        with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\\d" in a plain string is no reason to refuse a harness
             tree = ast.parse(source, filename=name)
             code = compile(tree, name, "exec", dont_inherit=True)
