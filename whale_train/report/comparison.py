@@ -10,6 +10,7 @@ from html import escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from whale_train.ledger import Spent, total
 from whale_train.report.data import Arm
@@ -44,8 +45,7 @@ def draw_comparison(groups: Sequence[Group], series: Sequence[Series]) -> Figure
     title = f"Test scores on {first.info.config['domain']}"
     ends = 0.6 + 0.32 * len(series)
     with rc_context(STYLE | {"font.size": 10}):
-        made = Figure(figsize=(9.6, 0.6 + 3.2 * rows + ends), layout="constrained")
-        made.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr]
+        made = Figure(figsize=(9.6, 0.6 + 3.2 * rows + ends), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
         grid = made.add_gridspec(rows + 1, columns, height_ratios=[3.2] * rows + [ends])
         for i, group in enumerate(groups):
             axes = made.add_subplot(grid[divmod(i, columns)])

@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -49,8 +50,7 @@ def colour(arm: str) -> str:
 def draw(arms: Sequence[Arm], title: str) -> Figure:
     """The curves of a run; `arms` have at least one point each."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 5.0), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr]
+        figure = Figure(figsize=(9.6, 5.0), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
         axes = figure.add_subplot()
         whale = next((arm for arm in arms if arm.name == "whale"), None)
         if whale is not None:
@@ -79,7 +79,8 @@ def draw_behaviours(arms: Sequence[Arm]) -> Figure | None:
     with matplotlib.rc_context(STYLE | {"font.size": 9}):
         figure = Figure(figsize=(9.6, 0.5 + 1.75 * rows), layout="constrained")
         columns = -(-len(names) // rows)
-        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        panels: list[Axes] = grid.ravel().tolist()
         for axes in panels[len(names) :]:
             axes.set_visible(False)
         for axes, name in zip(panels, names, strict=False):
