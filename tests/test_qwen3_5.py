@@ -15,7 +15,7 @@ import pytest
 import torch
 from policy_models import tiny_model, tiny_tokenizer
 from rsft_runs import OnRows, apart, make_rows, trainer
-from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 from trl.chat_template_utils import qwen3_5_nothink_chat_template, qwen3_5_think_chat_template
 
 from whale_envs import Domain, Harness, UserError, load_domain
@@ -27,6 +27,7 @@ from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.plan import PlanConfig, costing
 from whale_train.policies.base import Request
+from whale_train.policies.load import open_model
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.recipes import recipe_names
@@ -85,6 +86,24 @@ def test_it_trains_on_what_it_sampled(tmp_path: Path) -> None:
     logprobs = [x for reply in replies for x in reply["logprobs"]]
     assert logs["updates"] == 1 and logs["tokens/trained"] == len(logprobs) > 0
     assert logs["loss"] == pytest.approx(-sum(logprobs) / len(logprobs), rel=1e-4)
+
+
+def test_a_model_that_also_sees_is_read_as_its_language_model(tmp_path: Path) -> None:
+    """As on the hub: the checkpoint has a vision tower, and its language model's weights have other names."""
+    text = model()
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+    seeing = Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=text.config.to_dict(), vision_config=vision, tie_word_embeddings=True)
+    )
+    seeing.model.language_model.load_state_dict(text.model.state_dict())
+    seeing.tie_weights()
+    seeing.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    found, _ = open_model(str(tmp_path), "cpu")
+    assert type(found) is Qwen3_5ForCausalLM
+    ids = torch.tensor([[5, 9, 3, 77]])
+    with torch.no_grad():
+        torch.testing.assert_close(found(input_ids=ids).logits, text(input_ids=ids).logits)
 
 
 @pytest.mark.slow

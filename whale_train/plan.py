@@ -62,7 +62,7 @@ class PlanConfig(RunConfig):
 
     It takes the options of `whale run`, and its own for what it assumes."""
 
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]")] = None
     """A recipe that ships, or a TOML file like those."""
     device: Literal["cpu", "a100", "h100", "h200"] | None = None
     """The hardware; by default cpu for the bundled models, h200 for others."""
