@@ -58,8 +58,8 @@ def main(smollm2: Path | None = None, rounds: int = 3, tasks: int = 64, repeats:
         for name, policy, domain, number, times in models:
             calls, runs = Path(folder) / f"{name}-{domain}", dict[str, list[dict[str, float]]]()
             about = alone("record", policy, domain, str(number), str(times), str(calls))
-            for _ in range(rounds if name == "tiny" else 1):
-                for system in SYSTEMS:
+            for turn in range(rounds):
+                for system in SYSTEMS[:: -1 if turn % 2 else 1]:
                     runs.setdefault(system, []).append(
                         alone(system, policy, domain, str(number), str(times), str(calls))
                     )
