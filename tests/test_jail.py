@@ -319,6 +319,37 @@ x = hunt(), sys.argv, sorted(os.environ), [m for m in sys.modules if "verif" in 
     assert set(environment) <= {*isolation.ENVIRONMENT, "LC_CTYPE", "PWD"}
 
 
+#: Sets x to what stands after a mark on the pages that hold Python's objects, read without Python's own checks.
+SCAN = """
+ctypes, gc, re = (sys.modules["importlib"].import_module(n) for n in ("ctypes", "gc", "re"))
+mark = "".join(reversed({!r})).encode()
+own = mark + b"0" * 16
+waiting, known = [own, sys.modules], {{id(own)}}
+while waiting:
+    for o in gc.get_referents(waiting.pop()):
+        if id(o) not in known: known.add(id(o)); waiting.append(o)
+x = set()
+for page in {{a >> 12 for a in known}}:
+    x.update(re.findall(mark + b"([0-9a-f]{{16}})", ctypes.string_at(page << 12, 4096)))
+x = sorted(x)
+"""
+
+
+def test_no_harness_finds_another_in_memory() -> None:
+    mark, secret = os.urandom(8).hex(), os.urandom(8).hex()
+    words = [f"{mark}{secret}{number}" for number in range(999)]
+    other = Jail(toy_harness(f"{MIXED}\nWORDS = {words!r}", False))
+    mine = Jail(toy_harness(REACHING, False))
+    for jail, text in ((other, "stop"), (mine, SCAN.format(mark[::-1]))):
+        env = HarnessEnv(Toy(), harness=jail.harness, jail=jail)
+        env.reset(seed=0)
+        episode = step(env, text)
+        assert episode is not None and episode.failure is None
+    for jail in (other, mine):
+        jail.close()
+    assert episode.answer == str([b"0" * 16]), "it finds its own, and nothing else"
+
+
 FORGED = {
     "a length out of bounds": "b'\\xff' * 4",
     "a length and no more": "b'\\x00\\x00\\x10\\x00abc'",
@@ -526,6 +557,17 @@ def test_many_episodes_interleave(jail: Jail) -> None:
         if step(envs[seed], todo[seed].pop(0)) is not None:
             del todo[seed]
     assert [record(env.episode) for env in envs if env.episode] == alone
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.4])
+def test_an_episode_is_the_same_whether_its_worker_waited_or_not(jail: Jail, pause: float) -> None:
+    jail.worker().close()
+    jail.fork_ahead()
+    time.sleep(pause)
+    records = []
+    for env in (HarnessEnv(Toy(), harness=jail.harness, jail=jail), HarnessEnv(Toy(), harness=toy_harness(MIXED))):
+        records.append(record(play(env, 5, iter(["a", "b", "stop"]))))
+    assert records[0] == records[1]
 
 
 def test_an_env_ends_its_own_jail_and_starts_another() -> None:

@@ -2,7 +2,7 @@
 
 "shared" is the alternative that was not taken: one confined process for all episodes of a harness, each in a
 namespace of its own. It is here at its cheapest, without what it would need to survive a hang or to be audited, and
-speaks as `Jail` does: only the messages that are new travel, encoded with msgspec on the side that has it.
+speaks as `Jail` does: only the messages that are new travel.
 
 An episode is a start and eight replies. A turn adds a reply of 130 characters and a tool's message of 400, as in
 SearchQA; the last ask has 17 messages. The three take turns, so that whatever else the machine does hits them alike.
@@ -24,7 +24,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import tyro
 
 from whale_envs import Harness
@@ -63,7 +62,7 @@ class Shared:
 
     def __init__(self, harness: Harness) -> None:
         self.socket, theirs = socket.socketpair()
-        self.channel = Channel(self.socket.fileno(), msgspec.json.encode, msgspec.json.decode)
+        self.channel = Channel(self.socket.fileno())
         confinement = layers.Confinement()
         self.pid = os.fork()
         if self.pid == 0:
@@ -210,7 +209,12 @@ def main(episodes: int = 200, rounds: int = 5) -> None:
 
     for mode in MODES:
         make(mode, -1).resume(None)
-    first = time.perf_counter() - begun  # the zygote's start in it
+    first = time.perf_counter() - begun  # the zygotes' start in it
+    begun = time.perf_counter()
+    another = Jail(Harness(f"{SOURCE}\n# another candidate", "another"))
+    JailedSession(another, {"question": "Who?"}, Toolbox({}), 0).resume(None)
+    following = time.perf_counter() - begun
+    another.close()
     results: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/jail/run.py", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before"
@@ -218,7 +222,8 @@ def main(episodes: int = 200, rounds: int = 5) -> None:
         "versions": {"python": platform.python_version(), "kernel": platform.release(), "msgspec": version("msgspec")},
         "tier": tier(),
         "unit": "microseconds",
-        "first_episode_of_a_jail": round(1e6 * first),
+        "first_episode_of_the_first_jail": round(1e6 * first),
+        "first_episode_of_another_jail": round(1e6 * following),
         "one_by_one": summary(one_by_one(make, episodes)),
     }
     for count in (64, 256):

@@ -52,7 +52,7 @@ class Jail:
     @property
     def pid(self) -> int | None:
         """The running zygote's process id."""
-        return self._zygote.pid if self._zygote is not None else None
+        return self._zygote.pid if self._zygote is not None and not self._zygote.ended else None
 
     def worker(self) -> Worker:
         """A new process for one episode. `UserError` if none can start."""
@@ -64,22 +64,32 @@ class Jail:
         raise UserError(f"cannot start an episode of {self.harness.name}: its process is killed again and again")
 
     def _next(self) -> Worker:
-        """The worker that has been starting for longest, after others have been asked for ahead.
-
-        A fork costs milliseconds of processor time, most of it for pages that the child writes: it is spent while the
-        model is at work, or on another processor. A jail for a few episodes forks few ahead.
-        """
+        """The worker that has been starting for longest."""
         with self._lock:
+            if self._zygote is not None and self._zygote.ended:
+                self._end()
             if self._zygote is None:
                 self._zygote = zygote_of(self.harness, self.limits, self._hash_seed)
             self._started += 1
-            try:
-                while len(self._spare) <= min(self._started, SPARE):
-                    self._spare.append(Worker(self._zygote, self.harness.name, self.limits))
-            except ZygoteEnded:
-                self._end()
-                raise
+            self._fork(1)
             return self._spare.popleft()
+
+    def fork_ahead(self) -> None:
+        """Have workers forked for the episodes to come, now that the one that has begun waits for the model.
+
+        A fork costs milliseconds of processor time, most of it for pages that the child writes. A jail for a few
+        episodes forks few ahead.
+        """
+        with self._lock, contextlib.suppress(ZygoteEnded):  # which the next episode will see to
+            self._fork(min(self._started, SPARE))
+
+    def _fork(self, spare: int) -> None:
+        try:
+            while self._zygote is not None and len(self._spare) < spare:
+                self._spare.append(Worker(self._zygote, self.harness.name, self.limits))
+        except ZygoteEnded:
+            self._end()
+            raise
 
     def _end(self) -> None:
         while self._spare:
@@ -126,6 +136,8 @@ class JailedSession(Session):
             raise
         else:
             self._jail.lost_at = [lost for lost in self._jail.lost_at if lost > self._turn]
+        if self._turn == 0:
+            self._jail.fork_ahead()
         self._turn += 1
         if kind != "ask":
             self.close()

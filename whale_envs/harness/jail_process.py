@@ -16,8 +16,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from whale_envs.errors import UserError
 from whale_envs.harness.load import Harness
 from whale_envs.harness.wire import Channel
@@ -81,7 +79,7 @@ class Worker(Child):
                 f"cannot start an episode of {name}: {error.strerror}; each running episode takes a descriptor: "
                 "allow more (ulimit -n), or run fewer at once"
             ) from None
-        self._channel = Channel(self.socket.fileno(), msgspec.json.encode, msgspec.json.decode)
+        self._channel = Channel(self.socket.fileno())
 
     def start(self) -> None:
         """Wait until it can play. `UserError` if it cannot, `ZygoteEnded` if it has ended."""

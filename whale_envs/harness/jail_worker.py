@@ -13,16 +13,19 @@ import gc
 import importlib
 import os
 import random
-import socket
+import select
 import warnings
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from types import CodeType
 from typing import Any
 
+import msgspec
+
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ReplyView, TaskView
 from whale_envs.harness.namespace import ALLOWED_IMPORTS, Run
-from whale_envs.harness.wire import Channel, Gone, fields_of, unpack
+from whale_envs.harness.wire import Channel, Gone, _go_on, fields_of, unpack
 
 #: What the standard library imports inside functions that a harness may call, where no file can be opened any more.
 LATER = """types weakref warnings copy heapq encodings.idna encodings.punycode encodings.unicode_escape
@@ -41,6 +44,9 @@ def run(task, tools):
             return answer
         messages += [reply.message, tool("nothing")]
 """
+#: Milliseconds after which a worker that nobody needs yet rehearses. Where many episodes start at once, none waits that
+#: long, and to rehearse would only take processor time from them.
+IDLE_MS = 100
 WARM_TURNS = 16  # by then the interpreter has specialised the code and does not write to it any more
 
 
@@ -56,7 +62,9 @@ class Payload:
         warnings.simplefilter("ignore")  # nobody would see them
         self.channel: Any = None
         self.run: Run | None = None
-        self.warm()
+        warm = compile(WARM, "warm", "exec", dont_inherit=True)
+        self.play(self.new_run(warm), _Script(WARM_TURNS))
+        self.rehearsal = self.new_run(warm), _Script(1)
 
     def specialise(self, source: str, name: str) -> None:
         """Compile a harness."""
@@ -81,6 +89,10 @@ class Payload:
         """A child's whole life."""
         assert self.run is not None
         gc.enable()
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        if not poller.poll(IDLE_MS):
+            self.play(*self.rehearsal)  # it leaves nothing but memory that is this process's own
         with contextlib.suppress(Gone):  # the parent is, or has closed its end
             self.play(self.run, Channel(fd))
         return 0
@@ -105,13 +117,19 @@ class Payload:
             text, finish_reason, tool_calls = channel.receive()
             reply = ReplyView(text, finish_reason, tuple(tool_calls))
 
-    def warm(self) -> None:
-        """Play an episode of our own against nobody: it leaves nothing but warm code."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            channel = Channel(ours.fileno())
-            channel.send({"shown": {"dict": {"question": ""}}, "seed": 0})
-            for _ in range(WARM_TURNS):
-                channel.send(["...", "stop", []])
-            channel.send(["<answer></answer>", "stop", []])
-            self.play(self.new_run(compile(WARM, "warm", "exec", dont_inherit=True)), Channel(theirs.fileno()))
+
+class _Script(Channel):
+    """A channel on which somebody plays along with `WARM` for so many turns."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__(-1)
+        frames = [{"shown": {"dict": {"question": ""}}, "seed": 0}, *[["...", "stop", []]] * turns]
+        self._frames = iter([msgspec.json.encode(frame) for frame in (*frames, ["<answer></answer>", "stop", []])])
+
+    def send(self, frame: Any, check: Callable[[], object] = _go_on) -> None:
+        """Let nobody read a frame."""
+        msgspec.json.encode(frame)
+
+    def receive(self, check: Callable[[], object] = _go_on) -> Any:
+        """The next line."""
+        return msgspec.json.decode(next(self._frames))

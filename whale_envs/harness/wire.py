@@ -1,19 +1,20 @@
 """What crosses between a harness and the rest: JSON values, checked and copied, and frames that carry them.
 
-Both forms of a session use it, so that a harness sees and gives the same values in-process and jailed. Standard
-library only, since the jailed worker loads it by path. Bounds are in characters and levels, never in the depth of
-a stack or the size of an encoding, so that both forms refuse the same values with the same words.
+Both forms of a session use it, so that a harness sees and gives the same values in-process and jailed. Bounds are in
+characters and levels, never in the depth of a stack or the size of an encoding, so that both forms refuse the same
+values with the same words.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from whale_envs.harness.helpers import RESULT_TYPES, Ask, Message
 
@@ -35,7 +36,6 @@ _SEQUENCES, _SCALARS = (list, tuple), (str, int, float)
 _READ = 1 << 16  # less than what malloc maps anew each time
 _LENGTH = struct.Struct("!I")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
 #: What a message of a role and a text counts besides the two, and an ask besides its messages where it has no more.
 _MESSAGE_CHARS, _ASK_CHARS = 3 * VALUE_CHARS + len("rolecontent"), 6 * VALUE_CHARS
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
@@ -260,6 +260,8 @@ def _copied(ask: Ask, kept: list[Message], chars: int) -> tuple[Ask, int]:
 
 def _same(one: Message, other: Message) -> bool:
     """Whether two messages would be the same JSON, byte for byte: `==` does not tell 1 from True, nor any order."""
+    if one is other:  # as it is in a worker
+        return True
     if one != other or [*one] != [*other]:
         return False
     return {*map(type, one.values())} == {str} or repr(one) == repr(other)
@@ -308,10 +310,6 @@ def failure_text(error: BaseException) -> str:
     return clean(text if len(text) <= MAX_FAILURE else text[:MAX_FAILURE] + "…")
 
 
-def _encode(frame: Any) -> bytes:
-    return _json.encode(frame).encode()
-
-
 def _go_on() -> None:
     pass
 
@@ -324,25 +322,15 @@ class Channel:
 
     It works on the descriptor, which stays the caller's: a worker is a fresh fork, which pays for each page of memory
     that it is the first to write to, and the `socket` module is many of them.
-
-    Args:
-        fd: the socket.
-        encode, decode: the standard library's where nothing else is at hand; they raise `ValueError` or
-            `RecursionError` for what they cannot take.
     """
 
-    def __init__(
-        self,
-        fd: int,
-        encode: Callable[[Any], bytes] = _encode,
-        decode: Callable[[bytes], Any] = json.loads,
-    ) -> None:
-        self._fd, self._encode, self._decode = fd, encode, decode
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._got = bytearray()
 
     def send(self, frame: Any, check: Callable[[], object] = _go_on) -> None:
         """Send a frame. `Gone` if nobody is there."""
-        data = self._encode(frame)
+        data = msgspec.json.encode(frame)
         rest: bytes | memoryview = _LENGTH.pack(len(data)) + data
         while True:
             try:
@@ -376,7 +364,7 @@ class Channel:
         data = bytes(memoryview(got)[_LENGTH.size : end])
         del got[:end]
         try:
-            return self._decode(data)
+            return msgspec.json.decode(data)
         except (ValueError, RecursionError) as error:
             raise WireError(f"a frame that is not JSON: {type(error).__name__}") from None
 

@@ -47,13 +47,13 @@ class Child:
         try:
             said, pid = receive_with_sender(self.socket, 1)
             if said == b"F":
-                with self.socket.makefile("rb") as rest:
-                    raise SandboxError(rest.read().decode())
+                raise SandboxError(self.socket.recv(4096).decode())
         except ConnectionResetError:
             said = b""
         if not said:
             raise ZygoteEnded
         self.pid = pid
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)  # or each frame would carry it
 
     def post_mortem(self) -> tuple[int, float]:
         """Its wait status and the processor seconds that it used; it is killed if it has not ended.

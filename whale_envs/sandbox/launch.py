@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from whale_envs.errors import UserError
 from whale_envs.sandbox import isolation, layers
 
@@ -56,9 +58,16 @@ class Zygote:
             said, pid = receive_with_sender(self._control, 4096)
         except (TimeoutError, ConnectionResetError):
             return ""
-        self._control.settimeout(HUNG_SECONDS)
+        self._control.settimeout(None)
+        # by the kernel: to ask before whether one may send is a call more, and says no when the queue is a quarter full
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(HUNG_SECONDS), 0))
         self.pid = self.pid or pid
         return said.decode()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or not ours: this process is a forked copy."""
+        return self._owner != os.getpid() or readable(self._control.fileno(), 0)  # it says nothing more but its end
 
     def token(self) -> int:
         """A name for a child."""
@@ -68,8 +77,12 @@ class Zygote:
         """Send a request. `ZygoteEnded` if it is gone, does not read, or is not ours: this process is a forked copy."""
         if self._owner != os.getpid():
             raise ZygoteEnded("another process's")
+        message = msgspec.json.encode({"do": do, "token": token, **request})
         try:
-            socket.send_fds(self._control, [json.dumps({"do": do, "token": token, **request}).encode()], fds)
+            if fds:
+                socket.send_fds(self._control, [message], fds)
+            else:
+                self._control.send(message)
         except OSError as error:
             raise ZygoteEnded(str(error)) from None
         (self._living.discard if do == "end" else self._living.add)(token)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from whale_envs.harness.helpers import ExecResult
+from whale_envs.sandbox import launch
 from whale_envs.sandbox.job import Job
 from whale_envs.sandbox.launch import Zygote
 from whale_envs.sandbox.supervisor import Supervisor
@@ -51,9 +52,9 @@ class Pool(Supervisor):
         def once(zygote: Zygote) -> ExecResult:
             job = Job(zygote, memory_mb, int(timeout) + 2, session=False)
             try:
+                with contextlib.suppress(TimeoutError, ConnectionError):  # `start` will say why
+                    job.send(source, launch.HUNG_SECONDS)
                 job.start()
-                with contextlib.suppress(TimeoutError, ConnectionError):  # `follow` will see
-                    job.send(source, timeout)
                 job.follow(timeout)
                 return job.result(timeout)
             finally:
