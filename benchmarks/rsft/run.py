@@ -1,9 +1,10 @@
 """Training speed and memory of `RSFTTrainer` beside plain `SFTTrainer` with padding, on the same rows.
 
 Rows are those of real episodes (all of them, accepted or not, so that lengths are not those of a bundled model's
-successes alone), and rows of one length. Both trainers make one epoch in minibatches of 64 rows, micro-batches of 8, with a random Qwen3 of about 3 M parameters. Each measurement is a process of its own; systems take turns within a
-round, and ratios are taken within a round. Speed is labelled tokens a second of processor time, since a shared machine
-makes wall time mean little.
+successes alone), and rows of one length. Both trainers make one epoch in minibatches of 64 rows, micro-batches of 8,
+with a random Qwen3 of about 3 M parameters. Each measurement is a process of its own; systems take turns within a
+round, and ratios are taken within a round. Speed is labelled tokens a second of processor time, since a shared
+machine makes wall time mean little.
 
     OMP_NUM_THREADS=1 python benchmarks/rsft/run.py
 """
