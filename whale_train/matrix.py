@@ -177,9 +177,8 @@ def _play(config: Config, arm: str, grid: _Grid) -> dict[tuple[str, str], Evalua
     test, screen = config.folder / "test", config.folder / "matrix"
     missing = [cell for cell in grid.cells.values() if load_evaluation(test / cell[1]) is None]
     if missing:
-        labels = {c.weights: f"weights {i}" for i, c in enumerate(grid.weights)}
-        labels |= {c.harness: f"harness {i}" for i, c in enumerate(grid.harnesses)}
-        lines = {f"{labels[s.weights]}, {labels[s.harness]}": screen / f"{name}.json" for s, name in missing}
+        made = {s.harness: s.phase for s in grid.harnesses}
+        lines = {f"{s.phase} × {made[s.harness]}": screen / f"{name}.json" for s, name in missing}
         cores = min(os.cpu_count() or 1, len(missing))
         with Display(list(lines)) as display, pool(cores, config.unsafe) as workers:
             for snapshot, name in missing:
@@ -281,13 +280,14 @@ def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: 
         "tier": sandbox.tier(),
     }
     write_atomic(folder / f"{stem}.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    title = f"Test mean@{k} of every checkpoint under every accepted harness: {config.domain}, seed {info.seed}"
+    title = f"Weights under harnesses: {config.domain}, seed {info.seed}"
     figure = draw_matrix(
         [[100 * c.score.mean for c in row] for row in found.cells],
         [[c.passed for c in row] for row in found.cells],
         [_label(axis) for axis in found.weights],
         [_label(axis) for axis in found.harnesses],
         title,
+        f"test mean@{k}",
     )
     png(figure, folder / f"{stem}.png")
 

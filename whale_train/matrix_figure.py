@@ -10,13 +10,13 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from whale_train.report.figures import COLOURS, INK, STYLE
+from whale_train.report.figures import COLOURS, FAINT, INK, STYLE
 
 #: From paper to the colour that WHALE has in a report.
 TINTS = LinearSegmentedColormap.from_list("whale", ["#f4f7fa", "#8fb3d4", COLOURS["whale"]])
 PASSED = "#c8691c"
 #: From this share of the scale on, the ink is white.
-DARK = 0.6
+DARK = 0.72
 
 
 def draw_matrix(
@@ -25,9 +25,10 @@ def draw_matrix(
     weights: Sequence[str],
     harnesses: Sequence[str],
     title: str,
+    unit: str,
 ) -> Figure:
-    """The figure; `means` in percent, a row for each of `weights`, a column for each of `harnesses`. Cells that the run
-    went through are framed."""
+    """The figure; `means` in percent of `unit`, a row for each of `weights`, a column for each of `harnesses`. Cells
+    that the run went through are framed."""
     with matplotlib.rc_context(STYLE):
         size = (3.2 + 1.5 * len(harnesses), 1.9 + 0.8 * len(weights))
         figure = Figure(figsize=(max(size[0], 7.2), max(size[1], 3.4)), layout="constrained")
@@ -41,13 +42,13 @@ def draw_matrix(
         axes.set_xticks(range(len(harnesses)), harnesses)
         axes.set_yticks(range(len(weights)), weights)
         axes.xaxis.tick_top()
-        axes.set_xlabel("harness accepted in")
+        axes.set_xlabel("harness", color=FAINT)
         axes.xaxis.set_label_position("top")
-        axes.set_ylabel("weights after")
+        axes.set_ylabel("weights", color=FAINT)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
-        figure.supxlabel("framed: what the run went through", x=0.98, ha="right", fontsize=9, color=PASSED)
+        figure.supxlabel(f"{unit}, %; framed: what the run went through", x=0.98, ha="right", fontsize=9, color=PASSED)
         return figure
 
 
