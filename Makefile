@@ -52,8 +52,10 @@ test-slow: setup
 test-vllm: setup-vllm
 	$(VLLM)/bin/python -m pytest -m vllm tests/test_vllm*.py $(ARGS)
 
+# the arms that the study is about: with all of them it takes longer than ten minutes
 study-smoke: setup
-	@$(BIN)/python benchmarks/recipe/run.py --check --domains search-qa --seeds 0 $(ARGS)
+	@$(BIN)/python benchmarks/recipe/run.py --check --domains search-qa --seeds 0 \
+	  --arms start weights-only harness-only fst stagewise fixed-0.6-6 adaptive $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
