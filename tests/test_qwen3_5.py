@@ -34,7 +34,7 @@ from whale_train.recipes import recipe_names
 from whale_train.rollout import rollout
 from whale_train.rsft.play import Deal
 
-STEPS = [make_rows(64, seed=1), make_rows(20, seed=2)]
+STEPS = [make_rows(20, seed=1), make_rows(9, seed=2)]
 #: The recipes' sizes, shrunk; the bundled mini worlds stand in for the hub's sets.
 PROMPTS, SEED = 16, 5
 SMALL = (
@@ -57,10 +57,9 @@ def tokenizer(template: str = qwen3_5_think_chat_template) -> PreTrainedTokenize
     return made
 
 
-@pytest.mark.parametrize("micro_batch", [1, 7])
-def test_padding_changes_no_training(tmp_path: Path, micro_batch: int) -> None:
+def test_padding_changes_no_training(tmp_path: Path) -> None:
     together = OnRows(STEPS, tmp_path / "a", model=model(), learning_rate=3e-4, per_device_train_batch_size=64)
-    split = OnRows(STEPS, tmp_path / "b", model=model(), learning_rate=3e-4, per_device_train_batch_size=micro_batch)
+    split = OnRows(STEPS, tmp_path / "b", model=model(), learning_rate=3e-4, per_device_train_batch_size=1)
     for made in (together, split):
         made.train()
     assert [u.loss for u in split.updates] == pytest.approx([u.loss for u in together.updates], rel=1e-4)
@@ -77,7 +76,7 @@ def test_rows_without_padding_are_refused_where_they_would_run_into_each_other(t
 def test_it_trains_on_what_it_sampled(tmp_path: Path) -> None:
     """The loss of the first minibatch is the sampler's own figure for the same tokens."""
     made = trainer(tmp_path, model=model(), processing_class=tokenizer(), max_steps=1, minibatch_size=99,
-                   learning_rate=1e-5, prompts_per_step=8, num_generations=4, kl_sequences=0)  # fmt: skip
+                   learning_rate=1e-5, prompts_per_step=6, num_generations=2, kl_sequences=0)  # fmt: skip
     made.select = lambda episodes: list(episodes)  # type: ignore[method-assign]
     made.train()
     (logs,) = [entry for entry in made.state.log_history if "reward" in entry]
