@@ -1,8 +1,8 @@
 """One episode of a harness, inside whichever process runs it: its namespace, its tools, its generator.
 
 The in-process session and the jailed worker both run `Run`, so that the same file behaves the same in both.
-Standard library only, since the worker loads it by path. This is a contract, not a jail: what contains a hostile
-harness is the process around it (`whale_envs.sandbox`).
+The worker loads it without the package around it. This is a contract, not a jail: what contains a hostile harness is
+the process around it (`whale_envs.sandbox`).
 """
 
 from __future__ import annotations
