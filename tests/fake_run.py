@@ -14,7 +14,8 @@ from whale_envs.episode import write_atomic
 from whale_train.config import RunConfig
 from whale_train.evaluate import evaluate
 from whale_train.ledger import Ledger, Spent, tokens
-from whale_train.meta_harness.archive import Archive, Phase, Round, Score, ScoreKey
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import Phase, Round, Score, ScoreKey
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.run_folder import RunFolder

@@ -16,10 +16,11 @@ from whale_train.arguments import parse
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.acceptance import choose, fresh, sign_test
-from whale_train.meta_harness.archive import Archive, Outcome, Phase, Score, ScoreKey
+from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
+from whale_train.meta_harness.records import Outcome, Phase, Score, ScoreKey
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy

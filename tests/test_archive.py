@@ -11,7 +11,8 @@ import zstandard
 from whale_envs import Episode, UserError, Verdict
 from whale_envs.harness.audit import Finding
 from whale_train.meta_harness import archive as archive_module
-from whale_train.meta_harness.archive import Archive, Phase, Round, Score, ScoreKey, tree_hash
+from whale_train.meta_harness.archive import Archive, tree_hash
+from whale_train.meta_harness.records import Phase, Round, Score, ScoreKey
 from whale_train.rollout import episode_seed
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

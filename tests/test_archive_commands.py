@@ -13,9 +13,10 @@ from fake_run import make_run
 
 from whale_envs import load_domain, load_harness
 from whale_train import cli
-from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Phase, Round, Score, ScoreKey
+from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import evaluate, split_tasks
 from whale_train.meta_harness.optimism import estimated_optimism
+from whale_train.meta_harness.records import Candidate, Outcome, Phase, Round, Score, ScoreKey
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 

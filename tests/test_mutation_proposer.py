@@ -15,7 +15,7 @@ from whale_envs import Harness, HarnessEnv, Reply
 from whale_envs.domains import load_domain
 from whale_envs.harness.audit import Finding
 from whale_envs.harness.load import load_harness
-from whale_train.meta_harness.archive import Archive, Phase, Score, ScoreKey, tree_hash
+from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.proposers.base import ProposerError
 from whale_train.meta_harness.proposers.code import Code
 from whale_train.meta_harness.proposers.crossover import merge, titled, trail
@@ -26,6 +26,7 @@ from whale_train.meta_harness.proposers.mutation import (
     draw_edit,
     edits_of,
 )
+from whale_train.meta_harness.records import Phase, Score, ScoreKey
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,10 +19,11 @@ from whale_train.arguments import parse
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.acceptance import choose
-from whale_train.meta_harness.archive import Archive, Outcome, Score
+from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.racing import LEVEL, LOOK, alike, catch_up, stages
+from whale_train.meta_harness.records import Outcome, Score, ScoreKey
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
@@ -67,9 +69,9 @@ def test_one_that_is_far_behind_or_makes_no_difference_stops_and_costs_what_it_p
     assert (scores[twin].n, scores[twin].dropped) == (LOOK, True)
     assert [scores[h].n for h in (H0.hash, even, good)] == [48] * 3 and not scores[even].dropped
     assert accepted.hash == good
-    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 2 * 32
-    assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == 32
-    assert any(f"{bad} 0.000, 1.0 turns, dropped after 32 tasks" in line for line in said)
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 2 * LOOK
+    assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == LOOK
+    assert any(f"{bad} 0.000, 1.0 turns, dropped after {LOOK} tasks" in line for line in said)
     before = files(tmp_path)
     race(domain, tmp_path)
     assert files(tmp_path) == before
@@ -87,7 +89,7 @@ def test_those_who_play_on_score_as_they_do_without_a_race(domain: Domain, tmp_p
 def test_a_mean_over_fewer_tasks_is_not_accepted(domain: Domain, tmp_path: Path) -> None:
     archive = Archive(tmp_path, "search-qa")
     old, new = (archive.add(s, "", (), (), "x") for s in (H0.source, GOOD.source))
-    key = archive_module.ScoreKey("w", "d", 0)
+    key = ScoreKey("w", "d", 0)
     archive.record(old.hash, key, Score(0.5, 0.1, 100, 2.0, "u"), [])
     archive.record(new.hash, key, Score(0.9, 0.1, 32, 2.0, "v", dropped=True), [])
     assert choose(archive, key, old.hash) == old.hash
@@ -126,9 +128,9 @@ def test_killed_at_any_write_the_same_ones_are_dropped(
 
 
 def test_the_stages_cover_all_tasks_in_order() -> None:
-    assert stages(96) == [(0, 32), (32, 64), (64, 96)]
-    assert stages(70) == [(0, 32), (32, 64), (64, 70)]
-    assert stages(32) == [(0, 32)] and stages(1) == [(0, 1)]
+    assert stages(48) == [(0, 16), (16, 32), (32, 48)]
+    assert stages(35) == [(0, 16), (16, 32), (32, 35)]
+    assert stages(16) == [(0, 16)] and stages(1) == [(0, 1)]
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 8))
@@ -165,6 +167,12 @@ def test_one_that_makes_no_difference_is_known_by_what_was_said_and_what_came_of
     other = [Outcome("", "t0", 0.0, "", 2, said="s0"), Outcome("", "t1", 1.0, "", 1, said="other")]
     assert not alike(other, played)
     assert not alike([Outcome("", "t0", 1.0, "", 1, said="s0")], played)
+
+
+def test_where_what_was_said_is_not_on_file_nobody_is_taken_for_a_twin() -> None:
+    old = msgspec.json.decode(b'{"key":"k","task":"t0","score":1.0,"reason":"","turns":1,"failed":""}', type=Outcome)
+    assert not alike([old], {"t0": old})
+    assert not alike([Outcome("", "t0", 1.0, "", 1, said="s0")], {"t0": old})
 
 
 def test_the_command_line_takes_it() -> None:

@@ -17,7 +17,8 @@ from whale_envs import Episode
 from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
 from whale_train.meta_harness.acceptance import fresh, sign_test
-from whale_train.meta_harness.archive import EPISODES, Archive, Candidate, Outcome, ScoreKey, last_rounds, read_archive
+from whale_train.meta_harness.archive import EPISODES, Archive, read_archive
+from whale_train.meta_harness.records import Candidate, Outcome, ScoreKey, last_rounds
 from whale_train.tables import output
 
 #: Generations that are shown further and further in; what comes after stands below each other.

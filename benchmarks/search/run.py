@@ -35,9 +35,10 @@ from whale_envs.harness.load import load_harness
 from whale_train.archive_commands import show_archive
 from whale_train.ledger import Ledger
 from whale_train.meta_harness import racing
-from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Phase, Round, Score, ScoreKey, read_archive
+from whale_train.meta_harness.archive import Archive, read_archive
 from whale_train.meta_harness.optimism import estimated_optimism
 from whale_train.meta_harness.proposers.mutation import MutationProposer
+from whale_train.meta_harness.records import Candidate, Outcome, Phase, Round, Score, ScoreKey
 from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.load import load_policy
 from whale_train.progress import Silent

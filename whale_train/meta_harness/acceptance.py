@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from whale_train.meta_harness.archive import Archive, Outcome, ScoreKey
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import Outcome, ScoreKey
 from whale_train.metrics import binomial_tail
 
 

@@ -13,8 +13,8 @@ from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train import evaluate as evaluation
 from whale_train.ledger import Ledger, Spent, dollars, judge_dollars, tokens
-from whale_train.meta_harness.archive import Score, outcome
 from whale_train.meta_harness.racing import Race, stages
+from whale_train.meta_harness.records import Score, outcome
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout

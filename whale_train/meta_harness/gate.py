@@ -11,9 +11,10 @@ from whale_envs import Domain, Episode, Harness, HarnessEnv, Reply
 from whale_envs.harness.audit import Finding, provenance, static_findings
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import HarnessSourceError
-from whale_train.meta_harness.archive import Archive, ScoreKey, tree_hash
+from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.prompt_only import refused_edit
 from whale_train.meta_harness.proposers.base import Proposal
+from whale_train.meta_harness.records import ScoreKey
 
 #: Recorded tasks that a candidate plays at the gate.
 GATE_TASKS = 3

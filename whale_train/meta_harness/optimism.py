@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whale_train.meta_harness.archive import Archive, ScoreKey
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import ScoreKey
 
 #: Resamples, and the seed that they are drawn with: the same scores give the same estimate. With 2,000 the drawing adds
 #: a 45th of the mean's own standard error, 0.07 points on 256 tasks.

@@ -6,9 +6,9 @@ It is behind. It is compared with the best so far, task by task. The question is
 whether, over all tasks that a search has, it would still come out higher: the tasks played are a random part of those
 (their order comes from their ids), so if it won just one task more than it lost on the whole, the tasks that it alone
 has won would be a draw without replacement from the tasks that one of the two alone wins. That is Fisher's exact test,
-one-sided; how many such tasks there are in all is taken in proportion to what was seen, and one more. It is sharper than
-a sign test, since it knows how many tasks are left to catch up on. (Racing: Maron and Moore, Advances in Neural Information
-Processing Systems 6, 1994; with paired tests: Birattari et al., GECCO 2002.)
+one-sided; how many such tasks there are in all is taken in proportion to what was seen, and one more. It is sharper
+than a sign test, since it knows how many tasks are left to catch up on. (Racing: Maron and Moore, Advances in Neural
+Information Processing Systems 6, 1994; with paired tests: Birattari et al., GECCO 2002.)
 
 It makes no difference. On all tasks so far, the policy has said the same under it, word for word, as under a harness
 that has played all of them, and the same came of it: a change of what is never shown, say. Such a twin would score what
@@ -26,14 +26,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from whale_train.meta_harness.archive import Outcome
+from whale_train.meta_harness.records import Outcome
 
 Outcomes = Mapping[str, Outcome]
 
 #: Tasks between two looks.
-LOOK = 32
+LOOK = 16
 #: The level of the test at each look.
-LEVEL = 0.05
+LEVEL = 0.03
 
 
 def stages(tasks: int) -> list[tuple[int, int]]:
@@ -61,8 +61,9 @@ def behind(played: Sequence[Outcome], best: Outcomes, tasks: int, level: float =
 
 
 def alike(played: Sequence[Outcome], other: Outcomes) -> bool:
-    """Whether a candidate has made no difference so far."""
-    return all((o.said, o.score) == (other[o.task].said, other[o.task].score) for o in played)
+    """Whether a candidate has made no difference so far; not where what was said is not on file, as in archives of
+    before it was kept."""
+    return all(o.said and (o.said, o.score) == (other[o.task].said, other[o.task].score) for o in played)
 
 
 @functools.cache

@@ -20,17 +20,7 @@ from whale_envs.harness.audit import Finding
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.acceptance import choose, fresh, p_value
-from whale_train.meta_harness.archive import (
-    Archive,
-    Candidate,
-    Edits,
-    Phase,
-    Proposals,
-    Round,
-    ScoreKey,
-    Tried,
-    tree_hash,
-)
+from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.audit import blind_findings, provenance_findings
 from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
@@ -38,6 +28,7 @@ from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.optimism import estimated_optimism
 from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
 from whale_train.meta_harness.racing import Race
+from whale_train.meta_harness.records import Candidate, Edits, Phase, Proposals, Round, ScoreKey, Tried
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 

@@ -15,7 +15,8 @@ from whale_envs.errors import UserError
 from whale_envs.task import SPLITS
 from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
-from whale_train.meta_harness.archive import Archive, Round, last_rounds
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import Round, last_rounds
 from whale_train.metrics import behaviour_rates, scores_by_task
 from whale_train.run_folder import RunInfo, read_run
 

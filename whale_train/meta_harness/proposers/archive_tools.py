@@ -21,7 +21,7 @@ import zstandard
 
 from whale_envs import Domain, Harness
 from whale_envs.harness.load import HarnessSourceError
-from whale_train.meta_harness.archive import Archive, Candidate, Outcome, Score, tree_hash
+from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.prompt_only import refused_edit
 from whale_train.meta_harness.proposers.archive_views import (
     candidate_line,
@@ -34,6 +34,7 @@ from whale_train.meta_harness.proposers.archive_views import (
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.code import Code
 from whale_train.meta_harness.proposers.drafts import try_draft
+from whale_train.meta_harness.records import Candidate, Outcome, Score
 
 #: Most characters that one tool call shows.
 MAX_SHOWN = 24_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from whale_envs import Episode
-from whale_train.meta_harness.archive import Candidate, Outcome
+from whale_train.meta_harness.records import Candidate, Outcome
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.proposers.archive_tools import Desk

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from whale_envs.harness import helpers
 from whale_envs.harness.namespace import ALLOWED_IMPORTS
-from whale_train.meta_harness.archive import Edits
 from whale_train.meta_harness.proposers.archive_tools import Desk
+from whale_train.meta_harness.records import Edits
 
 BRIEFS = Path(__file__).parent / "briefs"
 

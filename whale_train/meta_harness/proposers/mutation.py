@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from whale_envs import Harness
 from whale_envs.errors import UserError
-from whale_train.meta_harness.archive import Archive, Candidate, tree_hash
+from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.prompt_only import beyond_strings, refused_edit
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.code import Code
@@ -26,6 +26,7 @@ from whale_train.meta_harness.proposers.shapes import Edit
 from whale_train.meta_harness.proposers.text_mechanisms import TEXT_MECHANISMS
 from whale_train.meta_harness.proposers.turn_mechanisms import TURN_MECHANISMS
 from whale_train.meta_harness.proposers.view_mechanisms import VIEW_MECHANISMS
+from whale_train.meta_harness.records import Candidate
 
 #: A difference in mean score that makes an ancestor or an axis e times as likely to be drawn: about one standard
 #: error of a candidate's score on 100 tasks.
