@@ -1,7 +1,9 @@
 """A run that is killed at any moment and started again ends as one that was left alone."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from whale_envs.harness.load import load_harness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # two whole runs and five that are killed
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # whole runs, and many that are killed
 
 SIZES = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32"
 ARMS = ("whale", "weights-only", "harness-only")
@@ -69,19 +71,45 @@ def outcome(out: Path) -> dict[str, object]:
     return {k: result[k] for k in ("initial", "final", "arms", "rollouts")} | {"curves": curves, "harnesses": harnesses}
 
 
-def test_a_run_killed_in_each_of_its_phases_ends_with_the_numbers_of_one_left_alone(tmp_path):
-    calm, rough = tmp_path / "calm", tmp_path / "rough"
-    process = start(calm)
+def kill_after(out: Path, seconds: float) -> bool:
+    """Start the run and kill it so many seconds after it has begun to write; whether it was still alive."""
+    process, begun = start(out), time.time()
+    while process.poll() is None and not any(path.stat().st_mtime > begun for path in out.glob("arms/*/*.json")):
+        time.sleep(0.01)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    alive = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return alive
+
+
+def finish(out: Path) -> dict[str, object]:
+    """Let the run come to its end."""
+    process = start(out)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said.decode()
+    return outcome(out)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("calm") / "run")
+
+
+def test_a_run_killed_in_each_of_its_phases_ends_with_the_numbers_of_one_left_alone(tmp_path, undisturbed):
     for arm, phase in MOMENTS:
-        kill_when(rough, arm, phase)
+        kill_when(tmp_path / "run", arm, phase)
         time.sleep(0.2)
-        assert workers_of(rough) == [], "a worker outlived the run"
-    process = start(rough)
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said.decode()
-    assert outcome(rough) == outcome(calm)
+        assert workers_of(tmp_path / "run") == [], "a worker outlived the run"
+    assert finish(tmp_path / "run") == undisturbed
+
+
+def test_a_run_killed_at_twenty_random_moments_ends_with_the_numbers_of_one_left_alone(tmp_path, undisturbed):
+    rng = random.Random(0)
+    killed = [kill_after(tmp_path / "run", 4 * rng.random() ** 2) for _ in range(20)]
+    assert sum(killed) >= 10, "most kills came after its end"
+    assert finish(tmp_path / "run") == undisturbed
 
 
 def test_a_harness_file_that_is_edited_while_a_run_goes_on_changes_nothing_of_it(tmp_path):
