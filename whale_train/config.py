@@ -213,7 +213,7 @@ class SearchOptions(ArmOptions):
     level: float = 0.1
     """The level of each of the two tests of paired."""
     racing: bool = False
-    """Look at a candidate every 32 tasks, and drop it where it is very unlikely to come out best."""
+    """Look at a candidate every 16 tasks, and drop it where it is very unlikely to come out best."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
