@@ -43,12 +43,12 @@ from whale_train.meta_harness.search import SearchConfig, search
 from whale_train.policies.load import load_policy
 from whale_train.progress import Silent
 
-#: The phases that are recorded: the paper's 6 rounds of 3 candidates on 256 tasks.
+#: The phases that are recorded: the paper's 6 rounds, of 8 candidates on 128 tasks, as many as the bundled model needs.
 MODES: dict[str, SearchConfig] = {
-    "best": SearchConfig(),
-    "racing": SearchConfig(racing=True),
+    "best": SearchConfig(candidates=8, tasks=128),
+    "racing": SearchConfig(candidates=8, tasks=128, racing=True),
 }
-LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+LEVELS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2)
 #: Random orders of the tasks for each recorded phase.
 ORDERS = 200
 #: A good harness has this share of the gain from the first to the best one of the phase.
