@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -129,6 +130,38 @@ def test_an_episode_whose_tool_hangs_keeps_no_other_waiting_and_is_told_of(monke
     episodes = rollout(ScriptedPolicy(script), domain, load_harness("h0", "math"), tasks, "weight", 3, 2, Watch())
     assert len(episodes) == 8 and all(e.answer == "1" for e in episodes)
     assert any(line.startswith("1 of the episodes wait for their tools") for line in said)
+
+
+def test_tools_that_end_while_they_are_told_of_stop_nothing(monkeypatch):
+    def wait(steps, timeout=None, **how):
+        found = futures.wait(steps, timeout, **how)
+        futures.wait(steps)
+        return found
+
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "wait", wait)
+
+    def run_code(code, session):
+        time.sleep(0.05)
+        return ExecResult("1\n", "", "ok")
+
+    assert len(_play(MathCode(run_code=run_code))) == 24
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_episodes_that_end_before_their_first_ask_are_counted(trusted):
+    source = "def run(task, tools):\n    if len(task.question) % 2:\n        return '1'\n    yield [{'role': 'user', 'content': task.question}]\n"
+    counted = []
+
+    class Watch(Silent):
+        def advance(self, rollouts):
+            counted.append(rollouts)
+
+    domain, harness = load_domain("math"), Harness(source, trusted=trusted)
+    tasks = domain.splits.weight[:10]
+    episodes = rollout(ScriptedPolicy(lambda r: "1"), domain, harness, tasks, "weight", 3, 2, Watch())
+    assert {len(e.calls) for e in episodes} == {0, 1}
+    assert sum(counted) == 20
 
 
 def test_a_bug_in_a_tool_is_not_swallowed():

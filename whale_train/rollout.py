@@ -77,8 +77,11 @@ def rollout(
             return ((task.id, repeat), env), info["ask"]
 
         asked: list[tuple[Playing, Ask]] = []
+        told = 0
         while True:
             asked += _fill(each, start, waiting, CONCURRENT - len(live) - len(asked) - len(stepping.episodes), done)
+            progress.advance(len(done) - told)
+            told = len(done)
             tickets = sampler.submit([_request(env, ask) for (_, env), ask in asked])
             live |= zip(tickets, (playing for playing, _ in asked), strict=True)
             if not live and not stepping.episodes:
@@ -87,7 +90,6 @@ def rollout(
             stepped = stepping.through([(live.pop(ticket), reply) for ticket, reply in ended], bool(live))
             asked = [(playing, ask) for playing, ask in stepped if ask is not None]
             done |= {key: _finished(env, policy) for (key, env), ask in stepped if ask is None}
-            progress.advance(len(stepped) - len(asked))
     finally:
         sampler.close()
         if threads is not None:
@@ -121,7 +123,7 @@ class _Stepping:
         while self._together and (len(self._together) > AHEAD or not others):
             due = self._together.popleft()
             if late := wait(due, PATIENCE).not_done:
-                self._tell(len(late))
+                self._tell(late)
             self._due += due
             others = others or len(late) < len(due)
         if not others and self._due:
@@ -130,10 +132,12 @@ class _Stepping:
         self._due = [step for step in self._due if not step.done()]
         return [(self.episodes.pop(step)[0], step.result()) for step in done]
 
-    def _tell(self, late: int) -> None:
-        (key, _), since = min((e for step, e in self.episodes.items() if not step.done()), key=lambda e: e[1])
+    def _tell(self, late: set[Future[Ask | None]]) -> None:
+        # some of them may have ended meanwhile
+        at_work = [*late, *(step for step in self._due if not step.done())]
+        (key, _), since = min((self.episodes[step] for step in at_work), key=lambda e: e[1])
         self._progress.say(
-            f"{late} of the episodes wait for their tools (that of task {key[0]} longest, "
+            f"{len(late)} of the episodes wait for their tools (that of task {key[0]} longest, "
             f"{time.monotonic() - since:.0f} s); the others go on"
         )
 
