@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_runs import DOMAIN, H0, SNIPPETS, TURNS, run_search
 from mistakes import one_line
@@ -16,6 +18,7 @@ from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.outside import OutsideProposer
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig
 
@@ -37,6 +40,10 @@ class Mine:
 
 class HalfDone:
     name = "half done"
+
+
+class Mute(Mine):
+    exchanges = None  # type: ignore[assignment]
 
 
 def broken() -> Mine:
@@ -96,6 +103,32 @@ def test_what_goes_wrong_in_one_from_outside_is_a_failure_after_which_it_is_aske
     assert [p.source for p in proposer.propose(archive, 1, 0)] == [POLITE]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("source", 7, "Expected `str`, got `int` - at `$.source`"),
+        ("source", b"def run", "Expected `str`, got `bytes`"),
+        ("source", POLITE + "# \udcff", "surrogates not allowed"),
+        ("hypothesis", None, "Expected `str`, got `None`"),
+        ("hypothesis", "\udcff", "surrogates not allowed"),
+        ("parents", H0.hash, "Expected `array`, got `str`"),
+        ("parents", (H0.hash, 7), "Expected `str`, got `int` - at `$.parents[1]`"),
+        ("axes", (None,), "Expected `str`, got `None`"),
+    ],
+)
+def test_a_proposal_with_a_field_that_no_archive_could_hold_is_not_filed(
+    tmp_path: Path, field: str, value: object, says: str
+) -> None:
+    class Wrong(Mine):
+        def propose(self, archive: Archive, count: int, seed: int) -> list[Proposal]:
+            return [msgspec.structs.replace(p, **{field: value}) for p in super().propose(archive, count, seed)]
+
+    archive = Archive(tmp_path, DOMAIN.name)
+    with pytest.raises(ProposerError, match=re.escape(says)):
+        OutsideProposer(Wrong()).propose(archive, 1, 0)
+    assert OutsideProposer(Mine()).propose(archive, 1, 0) == Mine().propose(archive, 1, 0)
+
+
 def test_the_caps_of_a_conversation_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
     argv = [
@@ -130,6 +163,7 @@ def test_the_caps_of_a_conversation_come_from_the_command_line(monkeypatch: pyte
         ("test_proposers:NO_CLASS", "'int' object is not callable"),
         ("test_proposers:broken", "RuntimeError: no memory"),
         ("test_proposers:HalfDone", "lacks cost, exchanges, propose"),
+        ("test_proposers:Mute", "exchanges that are no list"),
         ("mutation:fast", "No module named 'mutation'"),
         ("scripted", "expected scripted:FILE.py"),
         ("scripted:,", "expected scripted:FILE.py"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
+import msgspec
+
 from whale_envs.errors import UserError
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.base import Cost, Proposal, Proposer, ProposerError
@@ -40,10 +42,7 @@ class OutsideProposer:
             raise
         except Exception as error:  # the code is the user's, and may raise anything
             raise ProposerError(_line(error)) from error
-        wrong = next((p for p in found if not isinstance(p, Proposal)), None)
-        if wrong is not None:
-            raise ProposerError(f"it handed in {wrong!r:.80}: expected a list of `Proposal`s")
-        return found
+        return [_checked(proposal) for proposal in found]
 
 
 def outside(spec: str, spelled: Sequence[str]) -> Proposer:
@@ -62,12 +61,29 @@ def outside(spec: str, spelled: Sequence[str]) -> Proposer:
             f"called without arguments, or one of {', '.join(spelled)}"
         ) from error
     lacks = [a for a in ("name", "cost", "exchanges", "propose") if not hasattr(made, a)]
-    if lacks or not callable(made.propose) or not isinstance(made.cost, Cost):
-        wrong = f"lacks {', '.join(lacks)}" if lacks else "has no method propose, or a cost that is no Cost"
+    kinds = (
+        not lacks and callable(made.propose) and isinstance(made.cost, Cost) and isinstance(made.exchanges, Sequence)
+    )
+    if not kinds:
+        other = "has no method propose, a cost that is no Cost, or exchanges that are no list"
+        wrong = f"lacks {', '.join(lacks)}" if lacks else other
         raise UserError(
             f"proposer {spec!r} {wrong}: give it what whale_train.meta_harness.proposers.base.Proposer says"
         )
     return OutsideProposer(made)
+
+
+def _checked(given: object) -> Proposal:
+    """What was handed in, if it is a proposal in every field, that a file can hold: it is filed before it is gated, and
+    an archive with anything else in it could be read no more."""
+    if not isinstance(given, Proposal):
+        raise ProposerError(f"it handed in {given!r:.80}: expected a list of `Proposal`s")
+    try:
+        proposal = msgspec.convert(msgspec.structs.asdict(given), Proposal)
+        msgspec.json.encode(proposal)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise ProposerError(f"it handed in a `Proposal` that is none ({_line(error)})") from None
+    return proposal
 
 
 def _line(error: Exception) -> str:
