@@ -150,7 +150,8 @@ def test_tools_that_end_while_they_are_told_of_stop_nothing(monkeypatch):
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_episodes_that_end_before_their_first_ask_are_counted(trusted):
-    source = "def run(task, tools):\n    if len(task.question) % 2:\n        return '1'\n    yield [{'role': 'user', 'content': task.question}]\n"
+    early = "def run(task, tools):\n    if len(task.question) % 2:\n        return '1'\n"
+    source = f"{early}    yield [{{'role': 'user', 'content': task.question}}]\n"
     counted = []
 
     class Watch(Silent):

@@ -291,6 +291,8 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
         ("gradient_accumulation_steps", 2, "gradient_accumulation_steps=2: it follows from minibatch_size"),
         ("max_length", 1024, "max_length=1024: rows are never cut"),
         ("packing", True, "packing=True: give padding_free=True"),
+        ("eval_strategy", "steps", "eval_strategy='steps': training looks at its own episodes only"),
+        ("assistant_only_loss", True, "assistant_only_loss=True: the loss is on the tokens that were sampled"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_at_once(field: str, value: Any, said: str, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from whale_envs import UserError
 from whale_envs.episode import read_json, write_atomic
@@ -35,6 +37,17 @@ def latest(out: Path) -> Path | None:
 def steps_done(folder: Path) -> int:
     """How many steps led to a checkpoint; `UserError` when the folder is none."""
     return int(_state(folder)["global_step"])
+
+
+def check_resumable(folder: Path) -> None:
+    """`UserError` when a checkpoint has weights alone: the Trainer would begin with a fresh optimiser and not say so."""
+    # FSDP calls it optimizer.bin or optimizer_0, and DeepSpeed keeps it in global_step<n>
+    alone = not (any(folder.glob("optimizer*")) and (folder / SCHEDULER_NAME).exists())
+    if alone and not any(folder.glob("global_step*")):
+        raise UserError(
+            f"{folder} has no state of the optimiser or of its schedule, as with save_only_model=True, so that "
+            "training cannot go on as it was: give it as the model of a new run, with another output folder"
+        )
 
 
 def rewards(folder: Path, after: int) -> list[float]:
@@ -95,6 +108,20 @@ def writing(path: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(
             f"cannot write {path}: {reason}; free some space or give another output folder, then run the same again"
+        ) from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn a checkpoint that is damaged, or of another model than this one, into a `UserError`."""
+    try:
+        yield
+    except (OSError, EOFError, LookupError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            f"cannot go on from {folder}: {' '.join(str(error).split())[:200]}. It is damaged, or of another model or "
+            "other adapters: give those that it was saved with, or remove it to go on from the one before"
         ) from error
 
 

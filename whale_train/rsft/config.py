@@ -87,12 +87,25 @@ class RSFTConfig(SFTConfig):
                 f"temperature={self.temperature!r}, top_p={self.top_p!r}: expected a temperature of at least 0 "
                 "and a top_p above 0 and at most 1"
             )
-        fixed = {"gradient_accumulation_steps": 1, "max_length": None, "packing": False, "fp16": False}
+        fixed = {
+            "gradient_accumulation_steps": 1,
+            "max_length": None,
+            "packing": False,
+            "fp16": False,
+            "eval_strategy": "no",
+            "load_best_model_at_end": False,
+            "assistant_only_loss": False,
+            "completion_only_loss": None,
+        }
         instead = {
             "gradient_accumulation_steps": "it follows from minibatch_size and per_device_train_batch_size",
             "max_length": "rows are never cut: give max_row_tokens",
             "packing": "give padding_free=True, which packs each micro-batch",
             "fp16": "give bf16=True, or neither",
+            "eval_strategy": "training looks at its own episodes only: evaluate a checkpoint with whale eval",
+            "load_best_model_at_end": "nothing is evaluated: the last checkpoint is the one that was trained longest",
+            "assistant_only_loss": "the loss is on the tokens that were sampled, always",
+            "completion_only_loss": "the loss is on the tokens that were sampled, always",
         }
         for name, value in fixed.items():
             if getattr(self, name) != value:

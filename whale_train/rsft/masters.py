@@ -23,6 +23,13 @@ def in_16_bits(model: nn.Module) -> bool:
     return any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
 
 
+def check_kept(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` for an optimiser that was given the state of a `MasterAdamW` and is none."""
+    own = getattr(optimizer, "optimizer", optimizer)  # accelerate puts its own around it
+    if not isinstance(own, MasterAdamW) and any("master" in state for state in own.state.values()):
+        raise ValueError("its optimiser trained weights of 16 bits, and these have 32")
+
+
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) on copies in 32 bits.
 
@@ -42,7 +49,8 @@ class MasterAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """See `torch.optim.Optimizer.step`."""
-        loss = closure() if closure else None
+        with torch.enable_grad():
+            loss = closure() if closure else None
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -69,7 +77,12 @@ class MasterAdamW(torch.optim.Optimizer):
         p.copy_(master)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer.load_state_dict`, which would round what is kept to the type of the parameter."""
+        """See `torch.optim.Optimizer.load_state_dict`, which would round what is kept to the type of the parameter.
+
+        Raises `ValueError` for the state of another optimiser.
+        """
+        if not all(state.keys() >= set(_KEPT) for state in state_dict["state"].values()):
+            raise ValueError("its optimiser trained weights of 32 bits, and these have 16")
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]

@@ -47,7 +47,7 @@ from whale_train.rsft.attention import row_by_row
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.handover import Handover
 from whale_train.rsft.kl import Start, some_replies
-from whale_train.rsft.masters import MasterAdamW, in_16_bits
+from whale_train.rsft.masters import MasterAdamW, check_kept, in_16_bits
 from whale_train.rsft.play import Deal, HarnessLike, Round, resolve
 from whale_train.rsft.rows import Row, fit, rows
 from whale_train.rsft.select import select, summarise
@@ -215,6 +215,8 @@ class RSFTTrainer(SFTTrainer):
         if last and done >= self.total_steps:
             result = self._only_load(last, done)
         else:
+            if last:
+                checkpoint.check_resumable(last)
             result = super().train(str(last) if last else None, trial, ignore_keys_for_eval)
         self._sync()
         self.model.eval()
@@ -366,6 +368,19 @@ class RSFTTrainer(SFTTrainer):
         if "loss" in logs and "loss" not in self._metrics["train"]:
             logs = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm")}
         super().log(logs, start_time)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with checkpoint.reading(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[no-untyped-call]
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        with checkpoint.reading(Path(checkpoint_folder or "")):
+            super()._load_optimizer_and_scheduler(checkpoint_folder)  # type: ignore[no-untyped-call]
+            check_kept(self.optimizer)
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        with checkpoint.reading(Path(checkpoint_folder or "")):
+            super()._load_rng_state(checkpoint_folder)  # type: ignore[no-untyped-call]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """See `Trainer`; the checkpoint is whole or not there."""
