@@ -24,6 +24,7 @@ from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
+from whale_train.meta_harness.records import Round, Score, ScoreKey
 from whale_train.policies import load
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
@@ -86,9 +87,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         return out / "step", [0.2] * steps
 
     def search(
-        policy: Any, domain: Any, harness: Harness, settings: Any, archive: Any, proposer: Any, ledger: Ledger, *_: Any
-    ) -> Harness:
+        policy: Any, domain: Any, harness: Harness, settings: Any, archive: Archive, proposer: Any, ledger: Ledger,
+        progress: Any, seed: int, phase: str, over: Any,
+    ) -> Harness:  # fmt: skip
+        start = archive.add(harness.source, "Where the search starts from.", (), (), "start")
         better = archive.add(harness.source.replace("Question:", "careful Question:"), "Care.", (), (), "r1")
+        tasks, _ = split_tasks(domain.splits.harness, settings.shadow, settings.tasks)
+        key = ScoreKey(policy.weights_hash, tasks.hash, seed)
+        archive.record(start.hash, key, Score(0.2, 0.04, len(tasks), 1.0, "start"), [])
+        archive.finish_round(Round(phase, 1, [], better.hash, 0.9))
         ledger.add(Spent("search", "search", rollouts=settings.tasks * (1 + 3 * settings.rounds)))
         return archive.harness(better.hash)
 
