@@ -27,15 +27,15 @@ from whale_envs.episode import read_episodes, write_atomic
 from whale_train.bounds import Diagnosis, diagnosis
 from whale_train.config import DiagnoseConfig
 from whale_train.console import Display, FileProgress
-from whale_train.evaluate import Evaluation, load_evaluation
+from whale_train.evaluate import Evaluation, read_evaluation
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.evaluate import score_shadow
 from whale_train.metrics import Estimate, Scores, paired_difference
 from whale_train.pool import Pool
-from whale_train.run import arm_folder, at_work, play_arm, policy_of, test_name, with_own_start
+from whale_train.run import arm_folder, at_work, play_arm, policy_at, test_name, with_own_start
 from whale_train.run_folder import RunFolder
 from whale_train.tables import change, level, output, table
-from whale_train.whale import Snapshot, harness_of, model_of, snapshots
+from whale_train.whale import Snapshot, harness_of, snapshots
 
 TRAINED, SEARCHED = "weights-only", "harness-only"
 #: What they are called: the arms, and what binds the agent.
@@ -104,7 +104,7 @@ def _measure(config: DiagnoseConfig, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: a snapshot's mean@k on the shadow tasks."""
     folder = arm_folder(config.folder, arm)
     score_shadow(
-        policy_of(model_of(config, folder, snapshot), config),
+        policy_at(config, arm, snapshot),
         config.load_domain(),
         harness_of(config, folder, snapshot),
         config.search.shadow,
@@ -123,9 +123,7 @@ def _findings(config: DiagnoseConfig) -> Findings:
     done = {arm: snapshots(folder) for arm, folder in folders.items()}
     places = {"start": done[TRAINED][0], **{arm: phases[-1] for arm, phases in done.items()}}
     shadow = {name: config.folder / "shadow" / test_name(snapshot) for name, snapshot in places.items()}
-    measured = {name: load_evaluation(folder) for name, folder in shadow.items()}
-    found = {name: evaluation for name, evaluation in measured.items() if evaluation is not None}
-    assert found.keys() == measured.keys()
+    found = {name: read_evaluation(folder) for name, folder in shadow.items()}
     seen = {name: _by_task(list(read_episodes(folder / "episodes.jsonl"))) for name, folder in shadow.items()}
     return Findings(
         diagnosis(found["start"].scores, found[TRAINED].scores, found[SEARCHED].scores),

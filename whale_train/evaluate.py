@@ -13,7 +13,7 @@ from whale_envs import Domain, Episode, Harness, Task
 from whale_envs.episode import read_episodes, read_json, write_atomic, write_episodes
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
-from whale_train.ledger import dollars, judge_dollars
+from whale_train.ledger import Spent, dollars, judge_dollars
 from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress, Silent
@@ -55,6 +55,11 @@ class Evaluation(msgspec.Struct, frozen=True):
         """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}."""
         return {f"mean@{self.key.repeats}": self.score.mean, "ci95": [self.score.low, self.score.high]}
 
+    def spent(self, key: str, prompt_tokens: int = 0, sampled_tokens: int = 0) -> Spent:
+        """The ledger's line for it. It measures and steers nothing, so it counts as "test"."""
+        counts, cost = (prompt_tokens, sampled_tokens), {"dollars": self.dollars, "judge": self.judge}
+        return Spent(key, "test", self.rollouts, *counts, seconds=self.seconds, **cost)
+
 
 def evaluate(
     policy: Policy,
@@ -93,22 +98,22 @@ def evaluate(
     step = max(1, CHUNK // repeats)
     for first in range(0, len(tasks), step):
         chunk = tasks[first : first + step]
-        part = folder / f"part-{_hash(key)}-{first:06d}.jsonl" if folder is not None else None
-        if part is not None and part.exists():
-            episodes += _read(part, len(chunk) * repeats)
+        piece = folder / f"part-{_hash(key)}-{first:06d}.jsonl" if folder is not None else None
+        if piece is not None and piece.exists():
+            episodes += _read(piece, len(chunk) * repeats)
             progress.advance(len(chunk) * repeats)
         else:
             played = rollout(policy, domain, harness, chunk, split, seed, repeats, progress)
-            if part is not None:
-                write_episodes(part, played)
+            if piece is not None:
+                write_episodes(piece, played)
             episodes += played
         progress.score(mean_at_k(scores_by_task(episodes)).mean)
     result = summarise(key, episodes, time.perf_counter() - started)
     if folder is not None:
         write_episodes(folder / "episodes.jsonl", episodes)
         write_atomic(folder / "evaluation.json", msgspec.json.format(msgspec.json.encode(result)))
-        for part in folder.glob("part-*.jsonl"):
-            part.unlink()
+        for piece in folder.glob("part-*.jsonl"):
+            piece.unlink()
     return result, episodes
 
 
@@ -125,8 +130,12 @@ def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluati
 
 def load_evaluation(folder: Path) -> Evaluation | None:
     """The finished evaluation in `folder`, None if there is none. Raises `UserError` for a malformed file."""
-    path = folder / "evaluation.json"
-    return read_json(path, Evaluation) if path.exists() else None
+    return read_evaluation(folder) if (folder / "evaluation.json").exists() else None
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """The evaluation in `folder`, which has finished. Raises `UserError` for a malformed file."""
+    return read_json(folder / "evaluation.json", Evaluation)
 
 
 def _read(path: Path, expected: int) -> list[Episode]:

@@ -31,16 +31,16 @@ from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError, unknown
 from whale_train.config import MOST, RunConfig, SearchConfig, TrainConfig
 from whale_train.console import Display, FileProgress
-from whale_train.evaluate import Evaluation, evaluate, load_evaluation
-from whale_train.ledger import Ledger, Spent
+from whale_train.evaluate import Evaluation, load_evaluation, read_evaluation
+from whale_train.ledger import Ledger
 from whale_train.matrix_figure import draw_matrix
 from whale_train.metrics import Estimate, Scores, contrast
 from whale_train.pool import pool
 from whale_train.report.figures import png
-from whale_train.run import arm_folder, policy_of, test_name
+from whale_train.run import arm_folder, play_test, policy_at, test_name
 from whale_train.run_folder import RunInfo, command_line, read_run, versions
 from whale_train.tables import change, level, output, table
-from whale_train.whale import Snapshot, harness_of, model_of, snapshots
+from whale_train.whale import Snapshot, snapshots
 
 Config = RunConfig | TrainConfig | SearchConfig
 CONFIGS: dict[str, type[Config]] = {c.kind: c for c in (RunConfig, TrainConfig, SearchConfig)}
@@ -185,24 +185,19 @@ def _play(config: Config, arm: str, grid: _Grid) -> dict[tuple[str, str], Evalua
                 workers.submit(_cell, config, arm, snapshot, name)
             workers.run(between=lambda: display.follow(lines))
             display.follow(lines)
-    found = {cell: load_evaluation(test / name) for cell, (_, name) in grid.cells.items()}
-    played = {cell: evaluation for cell, evaluation in found.items() if evaluation is not None}
-    assert len(played) == len(found)
-    return played
+    return {cell: read_evaluation(test / name) for cell, (_, name) in grid.cells.items()}
 
 
 def _cell(config: Config, arm: str, snapshot: Snapshot, name: str) -> None:
     """A worker's job: one cell."""
-    folder = arm_folder(config.folder, arm)
-    policy, domain = policy_of(model_of(config, folder, snapshot), config), config.load_domain()
+    progress = FileProgress(config.folder / "matrix" / f"{name}.json")
+    policy = policy_at(config, arm, snapshot)
     if policy.weights_hash != snapshot.weights:
         raise UserError(
             f"{policy.name} has not the weights that the run had ({policy.weights_hash} here, {snapshot.weights} "
             "there): put them back, or run again in another folder"
         )
-    harness, progress = harness_of(config, folder, snapshot), FileProgress(config.folder / "matrix" / f"{name}.json")
-    where = config.folder / "test" / name
-    evaluate(policy, domain, harness, "test", config.repeats, config.limit, config.seed, progress, where, "testing")
+    play_test(config, arm, snapshot, policy, name, progress)
     progress.finish()
 
 
@@ -249,8 +244,7 @@ def _count(folder: Path, arm: str, grid: _Grid, played: dict[tuple[str, str], Ev
     """Enter the cells in the arm's ledger; those that it has tested are there by the same key."""
     ledger = Ledger(arm_folder(folder, arm) / "ledger.jsonl")
     for cell, found in played.items():
-        key, cost = f"test {grid.cells[cell][1]}", {"dollars": found.dollars, "judge": found.judge}
-        ledger.add(Spent(key, "test", found.rollouts, seconds=found.seconds, **cost))
+        ledger.add(found.spent(f"test {grid.cells[cell][1]}"))
 
 
 def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: float) -> None:

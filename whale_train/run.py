@@ -23,14 +23,15 @@ from whale_envs.episode import write_atomic
 from whale_envs.errors import UserError
 from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
-from whale_train.evaluate import Evaluation, evaluate, load_evaluation
-from whale_train.ledger import Ledger, Spent
+from whale_train.evaluate import Evaluation, evaluate, read_evaluation
+from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import score_shadow
 from whale_train.metrics import paired_difference
 from whale_train.policies.base import Policy
 from whale_train.pool import Pool, pool
 from whale_train.preflight import preflight
+from whale_train.progress import Progress
 from whale_train.report import write_report
 from whale_train.run_folder import RunFolder
 from whale_train.whale import Experiment, Snapshot, harness_of, measured, model_of, plan_of, run_arm, snapshots
@@ -90,7 +91,7 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
             **after.summary(),
             "tasks": after.score.tasks,
             "initial": before.summary(),
-            "gain": {"mean": gain.mean, "ci95": [gain.low, gain.high]},
+            "gain": gain.plain(),
         }
         archive = Archive(arm_folder(folder.path, config.arms[0]) / "archive", config.domain)
         last = archive.rounds[-1]
@@ -136,6 +137,11 @@ def policy_of(spec: str, config: Experiment) -> Policy:
     return load_policy(spec, config.domain)
 
 
+def policy_at(config: Experiment, arm: str, snapshot: Snapshot) -> Policy:
+    """A worker's policy with the weights of a snapshot."""
+    return policy_of(model_of(config, arm_folder(config.folder, arm), snapshot), config)
+
+
 def _first_look(config: Experiment, tried: bool) -> tuple[str, UserError | None]:
     """A worker's job: the hash of the weights that the run starts from and, if it is to be `tried`, why policy and
     harness do not work together."""
@@ -158,21 +164,20 @@ def play_arm(config: Experiment, arm: str) -> None:
 
 def _test(config: Experiment, arm: str, snapshot: Snapshot) -> None:
     """A worker's job: the test of one snapshot."""
-    folder = arm_folder(config.folder, arm)
-    domain = config.load_domain()
-    policy = policy_of(model_of(config, folder, snapshot), config)
-    evaluate(
-        policy,
-        domain,
-        harness_of(config, folder, snapshot),
-        "test",
-        config.repeats,
-        config.limit,
-        config.seed,
-        progress=FileProgress(folder / "progress.json"),
-        folder=config.folder / "test" / test_name(snapshot),
-        phase=f"testing {snapshot.phase}",
+    progress = FileProgress(arm_folder(config.folder, arm) / "progress.json")
+    play_test(config, arm, snapshot, policy_at(config, arm, snapshot), test_name(snapshot), progress)
+
+
+def play_test(
+    config: Experiment, arm: str, snapshot: Snapshot, policy: Policy, name: str, progress: Progress
+) -> Evaluation:
+    """Test a snapshot of an arm, whose weights `policy` has; kept in the folder `name` under `test/`."""
+    domain, harness = config.load_domain(), harness_of(config, arm_folder(config.folder, arm), snapshot)
+    where, phase = config.folder / "test" / name, f"testing {snapshot.phase}"
+    found, _ = evaluate(
+        policy, domain, harness, "test", config.repeats, config.limit, config.seed, progress, where, phase
     )
+    return found
 
 
 def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
@@ -181,7 +186,7 @@ def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
     folder = arm_folder(config.folder, arm)
     last = snapshots(folder)[-1]
     domain, ledger = config.load_domain(), Ledger(folder / "ledger.jsonl")
-    policy, progress = policy_of(model_of(config, folder, last), config), FileProgress(folder / "progress.json")
+    policy, progress = policy_at(config, arm, last), FileProgress(folder / "progress.json")
 
     def score(harness: Harness) -> Evaluation:
         share, seed, out = config.search.shadow, config.seed, config.folder / "shadow"
@@ -194,9 +199,7 @@ def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation
     """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
     path = arm_folder(folder, arm)
     done = measured(config, snapshots(path))
-    tests = [load_evaluation(folder / "test" / test_name(s)) for s in done]
-    found = [t for t in tests if t is not None]
-    assert len(found) == len(done)
+    found = [read_evaluation(folder / "test" / test_name(s)) for s in done]
     lines = [
         msgspec.json.encode(msgspec.structs.asdict(s) | t.summary() | {"test": test_name(s)})
         for s, t in zip(done, found, strict=True)
@@ -205,8 +208,7 @@ def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation
     write_atomic(path / "harness.py", harness_of(config, path, done[-1]).source.encode())
     ledger = _ledger(folder, arm)
     for snapshot, test in zip(done, found, strict=True):
-        key, cost = f"test {test_name(snapshot)}", {"dollars": test.dollars, "judge": test.judge}
-        ledger.add(Spent(key, "test", test.rollouts, seconds=test.seconds, **cost))
+        ledger.add(test.spent(f"test {test_name(snapshot)}"))
     return found[0], found[-1]
 
 

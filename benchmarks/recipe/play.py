@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -15,12 +16,12 @@ from whale_envs import sandbox
 from whale_envs.episode import read_json, write_atomic
 from whale_train.config import RunConfig
 from whale_train.console import FileProgress
-from whale_train.evaluate import Evaluation, evaluate
+from whale_train.evaluate import Evaluation
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
-from whale_train.run import arm_folder, play_arm, test_name
+from whale_train.run import arm_folder, play_arm, play_test, policy_at, test_name
 from whale_train.run_folder import RunFolder
-from whale_train.whale import Snapshot, cycle_ends, harness_of, model_of, snapshots
+from whale_train.whale import Snapshot, cycle_ends, snapshots
 
 
 def play(config: RunConfig, arm: str) -> Done:
@@ -95,22 +96,10 @@ def phases(config: RunConfig, home: Path, done: Sequence[Snapshot]) -> list[tupl
 
 
 def _test(config: RunConfig, home: Path, snapshot: Snapshot, repeats: int) -> Evaluation:
-    from whale_train.policies.load import load_policy
-
     name = test_name(snapshot) if repeats == REPEATS else f"{test_name(snapshot)}-at-{repeats}"
-    found, _ = evaluate(
-        load_policy(model_of(config, home, snapshot), config.domain),
-        config.load_domain(),
-        harness_of(config, home, snapshot),
-        "test",
-        repeats,
-        config.limit,
-        config.seed,
-        progress=FileProgress(home / "progress.json"),
-        folder=config.folder / "test" / name,
-        phase=f"testing {snapshot.phase}",
-    )
-    return found
+    arm, asked = config.arms[0], dataclasses.replace(config, repeats=repeats)
+    progress = FileProgress(home / "progress.json")
+    return play_test(asked, arm, snapshot, policy_at(config, arm, snapshot), name, progress)
 
 
 @functools.cache

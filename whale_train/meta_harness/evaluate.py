@@ -105,16 +105,12 @@ def score_shadow(
     limit: int | None = None,
 ) -> evaluation.Evaluation:
     """Mean@8 (or of other `repeats`) of a harness on the first `limit` shadow tasks (all by default); result and
-    episodes are kept in `folder`, which is not the archive's.
-
-    It measures and steers nothing, so the ledger counts it as "test".
-    """
+    episodes are kept in `folder`, which is not the archive's."""
     _, tasks = split_tasks(domain.splits.harness, shadow, limit=1)
     phase, out = f"{key} shadow", folder / f"{policy.weights_hash}-{harness.hash}"
     found, episodes = evaluation.evaluate(
         policy, domain, harness, "harness", repeats, limit, seed, progress, out, phase, part=tasks
     )
     prompt, sampled = tokens(episodes)
-    cost = {"seconds": found.seconds, "dollars": found.dollars, "judge": found.judge}
-    ledger.add(Spent(f"{phase} {harness.hash}", "test", found.rollouts, prompt, sampled, **cost))
+    ledger.add(found.spent(f"{phase} {harness.hash}", prompt, sampled))
     return found
