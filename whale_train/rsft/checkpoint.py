@@ -40,7 +40,7 @@ def steps_done(folder: Path) -> int:
 
 
 def check_resumable(folder: Path) -> None:
-    """`UserError` when a checkpoint has weights alone: the Trainer would begin with a fresh optimiser and not say so."""
+    """`UserError` when a checkpoint has weights alone: the Trainer would begin with a fresh optimiser, silently."""
     # FSDP calls it optimizer.bin or optimizer_0, and DeepSpeed keeps it in global_step<n>
     alone = not (any(folder.glob("optimizer*")) and (folder / SCHEDULER_NAME).exists())
     if alone and not any(folder.glob("global_step*")):
