@@ -13,7 +13,6 @@ from mistakes import one_line
 
 from whale_envs import UserError
 from whale_train.arguments import parse
-from whale_train.config import SearchOptions
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
@@ -21,6 +20,7 @@ from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerErro
 from whale_train.meta_harness.proposers.outside import OutsideProposer
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.search import SearchConfig
+from whale_train.options import SearchOptions
 
 CONFIG = SearchConfig(rounds=2, candidates=1, tasks=4, refills=1, retries=0, backoff=0)
 POLITE = H0.source.replace("Question:", "The question, please:")
@@ -109,11 +109,11 @@ def test_what_goes_wrong_in_one_from_outside_is_a_failure_after_which_it_is_aske
         ("source", 7, "Expected `str`, got `int` - at `$.source`"),
         ("source", b"def run", "Expected `str`, got `bytes`"),
         ("source", POLITE + "# \udcff", "surrogates not allowed"),
-        ("hypothesis", None, "Expected `str`, got `None`"),
+        ("hypothesis", None, "Expected `str`, got `null`"),
         ("hypothesis", "\udcff", "surrogates not allowed"),
         ("parents", H0.hash, "Expected `array`, got `str`"),
         ("parents", (H0.hash, 7), "Expected `str`, got `int` - at `$.parents[1]`"),
-        ("axes", (None,), "Expected `str`, got `None`"),
+        ("axes", (None,), "Expected `str`, got `null`"),
     ],
 )
 def test_a_proposal_with_a_field_that_no_archive_could_hold_is_not_filed(

@@ -61,10 +61,8 @@ def outside(spec: str, spelled: Sequence[str]) -> Proposer:
             f"called without arguments, or one of {', '.join(spelled)}"
         ) from error
     lacks = [a for a in ("name", "cost", "exchanges", "propose") if not hasattr(made, a)]
-    kinds = (
-        not lacks and callable(made.propose) and isinstance(made.cost, Cost) and isinstance(made.exchanges, Sequence)
-    )
-    if not kinds:
+    right = not lacks and callable(made.propose) and isinstance(made.cost, Cost)
+    if not right or not isinstance(made.exchanges, Sequence):
         other = "has no method propose, a cost that is no Cost, or exchanges that are no list"
         wrong = f"lacks {', '.join(lacks)}" if lacks else other
         raise UserError(
