@@ -422,22 +422,41 @@ def test_a_spec_without_a_model_is_one_line(serve: Serve, spec: str) -> None:
     refused(spec, "expected|unknown policy|price")
 
 
-def test_a_list_of_models_that_comes_byte_by_byte_is_not_waited_for(serve: Serve) -> None:
-    class Drips(JsonHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                while not ended.wait(0.05):
-                    self.wfile.write(b" ")
+@contextlib.contextmanager
+def dripping(method: str) -> Iterator[str]:
+    """The base URL of a server that answers one method with a byte now and then, and the other with 404."""
+
+    def drip(self: JsonHandler) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.05):
+                self.wfile.write(b" ")
+
+    def missing(self: JsonHandler) -> None:
+        self.send_error(404)
 
     ended = threading.Event()
-    with Loopback(Drips) as server:
+    answers = {"do_GET": missing, "do_POST": missing, f"do_{method}": drip}
+    with Loopback(type("Drips", (JsonHandler,), answers)) as server:
         try:
-            with pytest.raises(UserError, match=r"not whole after 0\.5 s: start the server, or mend the URL"):
-                OpenAIPolicy("m", f"{server.url}/v1", patience=replace(QUICK, total=0.5))
+            yield f"{server.url}/v1"
         finally:
             ended.set()
+
+
+def test_a_list_of_models_that_comes_byte_by_byte_is_not_waited_for(serve: Serve) -> None:
+    with (
+        dripping("GET") as url,
+        pytest.raises(UserError, match=r"not whole after 0\.5 s: start the server, or mend the URL"),
+    ):
+        OpenAIPolicy("m", url, patience=replace(QUICK, total=0.5))
+
+
+def test_a_reply_that_comes_byte_by_byte_is_given_up(serve: Serve) -> None:
+    with dripping("POST") as url:
+        policy = OpenAIPolicy("m", url, patience=replace(QUICK, total=0.5))
+        assert failed(policy).endswith("an answer was not whole after 0.5 s")
 
 
 def test_a_key_that_is_a_stand_in_garbles_no_message() -> None:

@@ -86,7 +86,7 @@ def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patie
             raise
 
     try:
-        found = dict(_within(patience.total, lambda: asked(endpoint, sdk, models, replace(patience, retries=2))))
+        found = dict(within(patience.total, lambda: asked(endpoint, sdk, models, replace(patience, retries=2))))
     except queue.Empty:  # it is not silent, but says a byte now and then
         late = endpoint.line(f"its list of models was not whole after {patience.total:g} s")
         raise UserError(f"{late}: start the server, or mend {endpoint.url_name}") from None
@@ -98,7 +98,7 @@ def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patie
     return ENGINES.get(owner, Engine())
 
 
-def _within(seconds: float, ask: Callable[[], T]) -> T:
+def within(seconds: float, ask: Callable[[], T]) -> T:
     """What `ask` returns or raises, in a thread that is left to itself and raises `queue.Empty` here after `seconds`:
     no time limit of the SDKs is one for a whole answer."""
     said: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()

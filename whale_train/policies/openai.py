@@ -23,7 +23,7 @@ from whale_envs.errors import UserError
 from whale_envs.services import Patience, ServiceError, asked, retry_after
 from whale_train.policies.base import Ended, Policy, PolicyError, Request, Sampler, Sampling
 from whale_train.policies.chat_api import Refused, read_reply, write_request
-from whale_train.policies.chat_endpoint import connect, read_spec, response_type
+from whale_train.policies.chat_endpoint import connect, read_spec, response_type, within
 
 #: A reply of 8,192 tokens takes minutes, and none of them is heard before the last; a server that is started again is
 #: back within one or two.
@@ -108,10 +108,15 @@ class OpenAIPolicy(Policy):
         return reply
 
     def _send(self, body: dict[str, Any], request: Request, closed: threading.Event) -> Reply:
+        total = self._patience.total
+
         def send() -> Reply:
             self._quiet.wait(closed)
             try:
-                response = self._client.post(self._path, cast_to=response_type(), body=body)
+                response = within(total, lambda: self._client.post(self._path, cast_to=response_type(), body=body))
+            except Empty:  # it is not silent, but says a byte now and then
+                late = self._endpoint.line(f"an answer was not whole after {total:g} s")
+                raise ServiceError(late, transient=True) from None
             except self._sdk.RateLimitError as error:
                 self._quiet.keep(min(retry_after(error.response), self._patience.max_wait))
                 raise
