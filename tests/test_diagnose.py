@@ -17,7 +17,7 @@ from policy_models import tiny_model, tiny_tokenizer
 
 from whale_envs import Harness, Splits, load_domain
 from whale_envs.episode import read_episodes
-from whale_train import cli, config, run, whale
+from whale_train import cli, options, run, whale
 from whale_train.bounds import diagnosis
 from whale_train.config import DiagnoseConfig
 from whale_train.evaluate import load_evaluation
@@ -101,7 +101,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     domain = copy.copy(DOMAIN)
     domain.splits = Splits(DOMAIN.splits.weight, DOMAIN.splits.harness, Sealed())  # type: ignore[arg-type]
-    monkeypatch.setattr(config, "load_domain", lambda *_: domain)
+    monkeypatch.setattr(options, "load_domain", lambda *_: domain)
     monkeypatch.setattr(rsft, "weight_phase", weight_phase)
     monkeypatch.setattr(whale, "search", search)
     monkeypatch.setattr(load, "load_policy", made.policy)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from whale_envs import Harness
 from whale_envs.harness.load import load_harness
-from whale_train import config
+from whale_train import options
 from whale_train.arguments import parse
 from whale_train.meta_harness.archive import Archive, tree_hash
 from whale_train.meta_harness.prompt_only import beyond_strings, refused_edit
@@ -169,5 +169,5 @@ def test_an_agent_is_told_and_a_submission_is_answered_at_once(tmp_path: Path) -
 def test_the_command_line_takes_it_for_search_and_run() -> None:
     for command in ("search", "run"):
         given = parse([command, "--edits", "prompt-only"])
-        assert isinstance(given, config.SearchOptions) and given.search.edits == "prompt-only"
+        assert isinstance(given, options.SearchOptions) and given.search.edits == "prompt-only"
         assert parse([command]).search.edits == "all"  # type: ignore[union-attr]

@@ -17,7 +17,8 @@ import tyro
 
 from whale_envs.errors import UserError
 from whale_train.audit_command import AuditConfig, audit_harness
-from whale_train.config import DiagnoseConfig, EvalConfig, RunConfig, SearchConfig, TrainConfig, check_seed
+from whale_train.config import DiagnoseConfig, EvalConfig, RunConfig, SearchConfig, TrainConfig
+from whale_train.options import check_seed
 from whale_train.plan import PlanConfig
 from whale_train.recipes import as_arguments, read_recipe
 from whale_train.retrieval_commands import IndexConfig, ServeRetrievalConfig, index, serve_retrieval

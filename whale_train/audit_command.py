@@ -10,7 +10,7 @@ import tyro
 
 from whale_envs.episode import read_json
 from whale_envs.harness.load import load_harness
-from whale_train.config import Job
+from whale_train.options import Job
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.audit import Audit

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whale_envs import Harness, sandbox
-from whale_train.config import MOST, DiagnoseConfig, EvalConfig, Job
+from whale_train.config import DiagnoseConfig, EvalConfig
 from whale_train.console import ConsoleProgress, quieten
+from whale_train.options import MOST, Job
 from whale_train.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -29,12 +29,13 @@ from rich.markup import escape
 from whale_envs import sandbox
 from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError, unknown
-from whale_train.config import MOST, RunConfig, SearchConfig, TrainConfig
+from whale_train.config import RunConfig, SearchConfig, TrainConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, load_evaluation, read_evaluation
 from whale_train.ledger import Ledger
 from whale_train.matrix_figure import draw_matrix
 from whale_train.metrics import Estimate, Scores, contrast
+from whale_train.options import MOST
 from whale_train.pool import pool
 from whale_train.report.figures import png
 from whale_train.run import arm_folder, play_test, policy_at, test_name

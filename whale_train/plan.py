@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 
 from whale_envs.errors import UserError
-from whale_train.config import RunConfig
+from whale_train.config import RunConfig, check_budget
 
 if TYPE_CHECKING:
     from whale_envs.task import Splits, TaskSet
@@ -220,13 +220,11 @@ def costing(config: PlanConfig) -> Costing:
     from whale_train.whale import plan_of
 
     data = _data(config)
-    if config.prompts > len(data.splits.weight):
-        raise UserError(f"--prompts {config.prompts}: there are {len(data.splits.weight)} tasks; give at most as many")
+    config.check_prompts(data.splits.weight)
+    check_budget(config, data)
     arms = []
     for name in config.arms:
         plan = plan_of(config, name, data)
-        if plan.limit is not None and plan.limit < plan.least:
-            raise UserError(f"--budget-rollouts {plan.limit}: the least that arm {name} can do takes {plan.least:,}")
         phases = list(plan.played())
         arms.append(ArmPlan(name, plan, phases, _tests(config, phases)))
     return Costing(config, data, arms)

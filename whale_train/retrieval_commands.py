@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from whale_envs.errors import UserError
-from whale_train.config import MOST
+from whale_train.options import MOST
 
 if TYPE_CHECKING:
     from whale_envs.tools.retrieval_build import Step

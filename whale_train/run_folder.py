@@ -21,7 +21,7 @@ import msgspec
 import whale_envs
 from whale_envs.episode import write_atomic
 from whale_envs.errors import UserError
-from whale_train.config import Job
+from whale_train.options import Job
 
 #: Third parties whose version can change a result.
 PACKAGES = ("torch", "transformers", "trl", "gymnasium", "numpy", "chess", "bm25s", "math-verify")

@@ -19,7 +19,7 @@ import msgspec
 
 from whale_envs import Domain, Harness, Splits
 from whale_envs.episode import read_json, write_atomic
-from whale_train.config import DiagnoseConfig, RunConfig, SearchConfig, SearchOptions, TrainConfig, WeightOptions
+from whale_train.config import DiagnoseConfig, RunConfig, SearchConfig, TrainConfig
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
@@ -27,6 +27,7 @@ from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.base import Proposer
 from whale_train.meta_harness.records import ScoreKey
 from whale_train.meta_harness.search import search
+from whale_train.options import SearchOptions, WeightOptions
 from whale_train.policies.base import Policy
 from whale_train.policies.find import moved
 from whale_train.progress import Progress

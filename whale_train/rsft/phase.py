@@ -15,8 +15,8 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from transformers.utils import logging as transformers_logging
 
 from whale_envs import Domain, Harness, UserError
-from whale_train.config import WeightOptions
 from whale_train.ledger import Ledger, Spent
+from whale_train.options import WeightOptions
 from whale_train.policies.base import Policy
 from whale_train.policies.load import best_device, open_model
 from whale_train.policies.transformers import TransformersPolicy
