@@ -155,8 +155,8 @@ def test_every_checkpoint_is_tested_under_every_accepted_harness_and_the_first(m
             assert cell["ci95"] == [test.score.low, test.score.high]
             episodes = (run / "test" / cell["test"] / "episodes.jsonl").read_bytes().splitlines()
             assert test.rollouts == len(episodes) == 24
-    passed = [[cell["passed"] for cell in row] for row in found["cells"]]
-    assert passed == [[True, False, False], [True, True, False], [False, True, True]]
+    visited = [[cell["visited"] for cell in row] for row in found["cells"]]
+    assert visited == [[True, False, False], [True, True, False], [False, True, True]]
     assert {"command", "versions", "hashes", "seed", "tier", "run"} <= set(found)
     assert (run / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
@@ -316,5 +316,5 @@ def test_a_real_run_has_a_matrix_on_all_cores(tmp_path: Path, monkeypatch: pytes
     assert cli.main(f"run --domain math --schedule fixed --out run {sizes}".split()) == 0
     assert cli.main(["matrix", "run"]) == 0
     found = kept(Path("run"))
-    assert len(found["weights"]) == 2 and found["cells"][0][0]["passed"] and found["cells"][-1][-1]["passed"]
+    assert len(found["weights"]) == 2 and found["cells"][0][0]["visited"] and found["cells"][-1][-1]["visited"]
     assert cli.main(["report", "run"]) == 0

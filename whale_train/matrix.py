@@ -14,11 +14,8 @@ the start). Each is a contrast of four means, paired over the tasks.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,7 @@ from whale_train.options import MOST
 from whale_train.pool import pool
 from whale_train.report.figures import png
 from whale_train.run import arm_folder, play_test, policy_at, test_name
-from whale_train.run_folder import RunInfo, command_line, read_run, versions
+from whale_train.run_folder import RunInfo, command_line, locked, read_run, versions
 from whale_train.tables import change, level, output, table
 from whale_train.whale import Snapshot, snapshots
 
@@ -66,7 +63,7 @@ class Cell(msgspec.Struct, frozen=True):
     """A pair of weights and harness: its mean, whether the run itself went through it, and its folder under `test/`."""
 
     score: Estimate
-    passed: bool
+    visited: bool
     test: str
 
 
@@ -101,7 +98,7 @@ def matrix(folder: Path, repeats: int | None = None, limit: int | None = None, a
     own = repeats or config.repeats, limit if limit is not None else config.limit
     suffix = "" if own == (config.repeats, config.limit) else f"-{own[0]}x{own[1] or 'all'}"
     config = replace(config, repeats=own[0], limit=own[1])
-    with _alone(folder):
+    with locked(folder):
         done = _phases(folder, config, arm)
         grid = _grid(done, suffix)
         played = _play(config, arm, grid)
@@ -127,17 +124,6 @@ def _config(folder: Path, info: RunInfo) -> Config:
         if hash != info.hashes[name]:
             raise UserError(f"{folder}: its {name} has changed since ({info.hashes[name]} there, {hash} here)")
     return config
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other process works in the folder meanwhile."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process works in {folder}: wait for it") from None
-        yield
 
 
 def _phases(folder: Path, config: Config, arm: str) -> list[Snapshot]:
@@ -203,7 +189,7 @@ def _cell(config: Config, arm: str, snapshot: Snapshot, name: str) -> None:
 
 
 def _matrix(arm: str, done: list[Snapshot], grid: _Grid, played: dict[tuple[str, str], Evaluation]) -> Matrix:
-    passed = {(s.weights, s.harness) for s in done}
+    visited = {(s.weights, s.harness) for s in done}
     one = next(iter(played.values()))
     first, last = done[0], done[-1]
     gain: dict[str, Estimate] = {}
@@ -218,7 +204,7 @@ def _matrix(arm: str, done: list[Snapshot], grid: _Grid, played: dict[tuple[str,
         [Axis(s.harness, s.phase, s.rollouts) for s in grid.harnesses],
         [
             [
-                Cell(played[pair].score, pair in passed, grid.cells[pair][1])
+                Cell(played[pair].score, pair in visited, grid.cells[pair][1])
                 for pair in ((w.weights, h.harness) for h in grid.harnesses)
             ]
             for w in grid.weights
@@ -253,7 +239,7 @@ def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: 
     k, stem = found.repeats, "matrix" if found.arm == config.arms[0] else f"matrix-{found.arm}"
     cells = [
         [
-            {f"mean@{k}": c.score.mean, "ci95": [c.score.low, c.score.high], "passed": c.passed, "test": c.test}
+            {f"mean@{k}": c.score.mean, "ci95": [c.score.low, c.score.high], "visited": c.visited, "test": c.test}
             for c in row
         ]
         for row in found.cells
@@ -278,7 +264,7 @@ def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: 
     title = f"Weights under harnesses: {config.domain}, seed {info.seed}"
     figure = draw_matrix(
         [[100 * c.score.mean for c in row] for row in found.cells],
-        [[c.passed for c in row] for row in found.cells],
+        [[c.visited for c in row] for row in found.cells],
         [_label(axis) for axis in found.weights],
         [_label(axis) for axis in found.harnesses],
         title,
@@ -301,7 +287,7 @@ def show(folder: Path, found: Matrix) -> None:
     )
     rows = table("", *(_label(axis) for axis in found.harnesses))
     for axis, row in zip(found.weights, found.cells, strict=True):
-        rows.add_row(_label(axis), *(level(c.score, "bold" if c.passed else "") for c in row))
+        rows.add_row(_label(axis), *(level(c.score, "bold" if c.visited else "") for c in row))
     console.print(rows)
     if not found.gain:
         what = "weights" if len(found.weights) == 1 else "harness"

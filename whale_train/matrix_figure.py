@@ -14,14 +14,14 @@ from whale_train.report.figures import COLOURS, FAINT, INK, STYLE
 
 #: From paper to the colour that WHALE has in a report.
 TINTS = LinearSegmentedColormap.from_list("whale", ["#f4f7fa", "#8fb3d4", COLOURS["whale"]])
-PASSED = "#c8691c"
+VISITED = "#c8691c"
 #: From this share of the scale on, the ink is white.
 DARK = 0.72
 
 
 def draw_matrix(
     means: Sequence[Sequence[float]],
-    passed: Sequence[Sequence[bool]],
+    visited: Sequence[Sequence[bool]],
     weights: Sequence[str],
     harnesses: Sequence[str],
     title: str,
@@ -38,7 +38,7 @@ def draw_matrix(
         axes.imshow(means, cmap=TINTS, norm=scale, aspect="auto")
         for y, row in enumerate(means):
             for x, value in enumerate(row):
-                _cell(axes, x, y, value, scale(value), passed[y][x])
+                _cell(axes, x, y, value, scale(value), visited[y][x])
         axes.set_xticks(range(len(harnesses)), harnesses)
         axes.set_yticks(range(len(weights)), weights)
         axes.xaxis.tick_top()
@@ -48,12 +48,12 @@ def draw_matrix(
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
-        figure.supxlabel(f"{unit}, %; framed: what the run went through", x=0.98, ha="right", fontsize=9, color=PASSED)
+        figure.supxlabel(f"{unit}, %; framed: what the run went through", x=0.98, ha="right", fontsize=9, color=VISITED)
         return figure
 
 
-def _cell(axes: Axes, x: int, y: int, value: float, share: float, passed: bool) -> None:
+def _cell(axes: Axes, x: int, y: int, value: float, share: float, visited: bool) -> None:
     ink = "white" if share > DARK else INK
-    axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=ink, fontweight="bold" if passed else "normal")
-    if passed:
-        axes.add_patch(Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, fill=False, ec=PASSED, lw=2))
+    axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=ink, fontweight="bold" if visited else "normal")
+    if visited:
+        axes.add_patch(Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, fill=False, ec=VISITED, lw=2))

@@ -58,15 +58,9 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            self._lock = lock = locked(self.path, ", or give another --out")
         except OSError as error:
             raise UserError(f"cannot write to {error.filename}: {error.strerror}; give another --out") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise UserError(f"another process works in {self.path}: wait for it, or give another --out") from None
-        self._lock = lock
         try:
             self._claim()
         except BaseException:
@@ -111,6 +105,20 @@ class RunFolder:
         result = {**fields, **info}
         write_atomic(self.path / "result.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
         return result
+
+
+def locked(folder: Path, advice: str = "") -> TextIO:
+    """The lock of a folder, which this process holds until it is closed.
+
+    Raises `UserError` where another process has it, which says to wait, and the `advice` besides.
+    """
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"another process works in {folder}: wait for it{advice}") from None
+    return lock
 
 
 def read_run(folder: Path) -> RunInfo:

@@ -11,12 +11,10 @@ as each ends, and lines that are there stay. `findings.py` and `figures.py` then
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from study import ARMS, SIZES, START, arm_config
 from whale_envs.errors import UserError
 from whale_train.config import RunConfig
 from whale_train.pool import Pool, pool
+from whale_train.run_folder import locked
 
 HERE = Path(__file__).parent
 
@@ -83,24 +82,13 @@ def run_all(todo: Sequence[tuple[RunConfig, str]], workers: Pool, results: Resul
     workers.run()
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """The folder is this process's. Raises `UserError` when it is another's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process works in {folder}: wait for it, or give another --work") from None
-        yield
-
-
 def run(options: Options) -> None:
     """Run the arms that are asked for, as far as they are not done. Raises `UserError` for results that others made."""
     todo, results = jobs(options), load(options.results)
     if results.versions != (now := current().versions):
         raise UserError(f"{options.results} was made with {results.versions}, here are {now}: give another --results")
-    with alone(options.work), pool(options.workers, unsafe=False) as workers:
+    options.work.mkdir(parents=True, exist_ok=True)
+    with locked(options.work, ", or give another --work"), pool(options.workers, unsafe=False) as workers:
         run_all(todo, workers, results, options.results)
 
 
