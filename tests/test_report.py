@@ -185,14 +185,6 @@ def test_missing_test_files_leave_a_dash(run: Path) -> None:
     assert "–" in text_of(run)
 
 
-def test_scores_come_from_episodes_where_the_summary_is_missing(run: Path) -> None:
-    arm = read_report(run).arms[0]
-    told, rates = arm.scores(-1), arm.behaviours(-1)
-    (run / "test" / "whale-4" / "evaluation.json").unlink()
-    arm = read_report(run).arms[0]
-    assert arm.scores(-1) == told and arm.behaviours(-1) == rates
-
-
 def test_shown_episodes_are_those_of_the_smallest_hashes_whatever_came_of_them(run: Path) -> None:
     arm = read_report(run).arms[0]
     pairs = pick(arm.episodes(0), arm.episodes(-1))

@@ -17,7 +17,6 @@ from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.records import Round, last_rounds
-from whale_train.metrics import behaviour_rates, scores_by_task
 from whale_train.run_folder import RunInfo, read_run
 
 #: The arms that a run may have, in the order shown, and what they are called.
@@ -88,16 +87,13 @@ class Arm:
 
     def scores(self, at: int) -> dict[str, list[float]]:
         """Scores by task of the point at this index of the curve; empty when its test is not on disk."""
-        folder = self._test(at)
-        if (kept := load_evaluation(folder)) is not None:
-            return kept.scores
-        return scores_by_task(self.episodes(at))
+        kept = load_evaluation(self._test(at))
+        return kept.scores if kept is not None else {}
 
     def behaviours(self, at: int) -> dict[str, float]:
-        """Behaviour rates of the point at this index of the curve."""
-        if (kept := load_evaluation(self._test(at))) is not None:
-            return kept.behaviours
-        return behaviour_rates(self.episodes(at))
+        """Behaviour rates of the point at this index of the curve; empty when its test is not on disk."""
+        kept = load_evaluation(self._test(at))
+        return kept.behaviours if kept is not None else {}
 
     def episodes(self, at: int) -> list[Episode]:
         """The test episodes of the point at this index of the curve; empty when they are not on disk."""
