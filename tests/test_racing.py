@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_runs import H0, files, rewording, run
 
-from whale_envs import Domain, Harness
+from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
 from whale_train.arguments import parse
 from whale_train.ledger import Ledger
@@ -122,6 +123,30 @@ def test_killed_at_any_write_the_same_ones_are_dropped(
         monkeypatch.setattr(archive_module, "write_atomic", write)
         race(domain, tmp_path / str(fatal), few)
         assert files(tmp_path / str(fatal)) == files(tmp_path / "undisturbed")
+
+
+def test_outcomes_that_are_gone_are_written_again_from_the_raw_episodes(domain: Domain, tmp_path: Path) -> None:
+    short = replace(CONFIG, candidates=1, tasks=33)
+
+    def play(rounds: int, folder: Path) -> None:
+        run(domain, folder, ScriptedProposer(EVEN, GOOD), replace(short, rounds=rounds), policy(domain))
+
+    play(1, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    play(2, tmp_path / "two")
+    start, even = (Path("archive/candidates") / h for h in (H0.hash, Harness(EVEN.source).hash))
+    shutil.copytree(tmp_path / "one", tmp_path / "spoilt")
+    (tmp_path / "spoilt" / start / "outcomes.jsonl").unlink()
+    cut = tmp_path / "spoilt" / even / "outcomes.jsonl"
+    cut.write_bytes(b"".join(cut.read_bytes().splitlines(keepends=True)[:10]))
+    play(2, tmp_path / "spoilt")
+    assert files(tmp_path / "spoilt") == files(tmp_path / "two")
+    for name, says in (("outcomes.jsonl", "less than the 33 tasks"), ("episodes.jsonl.zst", "has 0 of 33 episodes")):
+        shutil.copytree(tmp_path / "one", tmp_path / name)
+        (tmp_path / name / start / "episodes.jsonl.zst").unlink()
+        (tmp_path / name / start / name).unlink(missing_ok=True)
+        with pytest.raises(UserError, match=says):
+            play(2, tmp_path / name)
 
 
 # ---------------------------------------------------------------------------------------------- the test

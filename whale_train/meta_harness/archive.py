@@ -23,7 +23,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -204,13 +204,32 @@ class Archive:
         candidate, files = self[hash], self.files(hash)
         fresh = {_identity(e) for e in episodes}  # a kill may have left these very episodes without their score
         write_episodes(files / EPISODES, [*(e for e in self.episodes(hash) if _identity(e) not in fresh), *episodes])
-        path = files / "outcomes.jsonl"
-        kept = [o for o in read_json_lines(path, Outcome) if o.key != str(key)] if path.exists() else []
-        kept += [outcome(e, key) for e in episodes]
-        write_atomic(path, b"".join(msgspec.json.encode(o) + b"\n" for o in kept))
+        self._keep_outcomes(hash, key, episodes)
         candidate.scores[str(key)] = score
         write_atomic(files / "scores.json", _pretty(candidate.scores))
         self._save()
+
+    def mend(self, key: ScoreKey, tasks: Iterable[str]) -> None:
+        """Write what is missing of the outcomes under `key` again, from the raw episodes of these tasks. Raises
+        `UserError` where those are missing, too: races and paired tests would go by a part of the tasks."""
+        wanted = {(task, key.weights, episode_seed(key.seed, task, 0)) for task in tasks}
+        for candidate in self.candidates:
+            score = candidate.scores.get(str(key))
+            if score is None or len(self.outcomes(candidate.hash, key)) >= score.n:
+                continue
+            played = [e for e in self.episodes(candidate.hash) if _identity(e) in wanted]
+            if len(played) != score.n:
+                raise UserError(
+                    f"{self.files(candidate.hash)}: outcomes.jsonl and {EPISODES} have less than the {score.n} tasks "
+                    f"of the score {key}: put back copies of them, or search in another folder"
+                )
+            self._keep_outcomes(candidate.hash, key, played)
+
+    def _keep_outcomes(self, hash: str, key: ScoreKey, episodes: Sequence[Episode]) -> None:
+        path = self.files(hash) / "outcomes.jsonl"
+        kept = [o for o in read_json_lines(path, Outcome) if o.key != str(key)] if path.exists() else []
+        kept += [outcome(e, key) for e in episodes]
+        write_atomic(path, b"".join(msgspec.json.encode(o) + b"\n" for o in kept))
 
     def refuse(self, hash: str, refused: Sequence[Finding]) -> None:
         """Mark a candidate that was caught after it had played; it keeps its scores and is accepted no more."""

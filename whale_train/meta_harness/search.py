@@ -14,13 +14,13 @@ from typing import Literal
 
 import msgspec
 
-from whale_envs import Domain, Harness
+from whale_envs import Domain, Episode, Harness
 from whale_envs.errors import UserError
 from whale_envs.harness.audit import Finding
 from whale_envs.task import TaskSet
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.acceptance import choose, fresh, p_value
-from whale_train.meta_harness.archive import Archive, tree_hash
+from whale_train.meta_harness.archive import EPISODES, Archive, tree_hash
 from whale_train.meta_harness.audit import blind_findings, provenance_findings
 from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
@@ -115,16 +115,29 @@ def search(
         work = _Phase(policy, domain, accepted, config, archive, proposer, ledger, progress, seed, phase, tasks, null)
         archive.add(accepted.source, "Where the search starts from.", (), (), f"{key} start")
         archive.begin(phase, now)
+        for scored_under in (phase.score_key, fresh(phase.score_key)):
+            archive.mend(scored_under, [task.id for task in tasks])
         work.score(archive[accepted.hash], accepted, f"{key} baseline")
         for place, old in enumerate(archive.best_before(phase.score_key, config.rescore, accepted.hash), 1):
             work.try_out(old, f"{key} rescore {place}")
-        null.recorded = archive.episodes(accepted.hash, phase.score_key)
+        null.recorded = _recorded(archive, accepted.hash, phase.score_key)
         for number in range(len(done) + 1, config.rounds + 1):
             now = work.round(number, now)
             means.append(archive.rounds[-1].accepted_mean)
             if over(means):
                 break
     return accepted if now == accepted.hash else archive.harness(now)
+
+
+def _recorded(archive: Archive, start: str, key: ScoreKey) -> list[Episode]:
+    """The start's episodes, by which candidates are gated and audited. Raises `UserError` where any is missing."""
+    found, played = archive.episodes(start, key), archive[start].scores[str(key)].n
+    if len(found) != played:
+        raise UserError(
+            f"{archive.files(start) / EPISODES} has {len(found)} of {played} episodes, and without them no candidate "
+            "can be gated: put back a copy of it, or search in another folder"
+        )
+    return found
 
 
 @dataclass
