@@ -71,7 +71,7 @@ def archives(run: Path) -> list[Archive]:
     """The archives under a folder. Raises `UserError` when there is none."""
     if not run.exists():
         raise UserError(f"no folder {run}: give one that `whale run` or `whale search` made")
-    places = [run] if (run / "archive.json").exists() else sorted(run.glob("arms/*/archive"))
+    places = [run] if (run / "archive.json").exists() else [run / "archive", *sorted(run.glob("arms/*/archive"))]
     found = [read_archive(place) for place in places if (place / "archive.json").exists()]
     if not found:
         raise UserError(f"{run} has no archive of harnesses: give a folder that `whale run` or `whale search` made")
