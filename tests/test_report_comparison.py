@@ -18,9 +18,10 @@ from whale_envs.errors import UserError
 from whale_train import cli, report
 from whale_train.metrics import mean_at_k, paired_difference, t_quantile
 from whale_train.report import write_comparison
-from whale_train.report.data import Arm, Point, read_report
+from whale_train.report.data import Arm, Point, Run, read_report
 from whale_train.report.elements import difference, span
-from whale_train.report.pooling import Group, Series, difference_over_seeds, difference_over_tasks, pooled
+from whale_train.report.pooling import FITS, Group, Series, difference_over_seeds, difference_over_tasks, pooled
+from whale_train.run_folder import RunInfo
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,13 @@ def arm(curve: dict[int, float]) -> Arm:
     """An arm that was tested after so many rollouts with such means."""
     points = [Point(x, y, y, y, 8, "p", "start", 0, "h", "w", "t") for x, y in curve.items()]
     return Arm("whale", Path("nowhere"), points, {})
+
+
+@pytest.mark.parametrize("count", [2, 26, 30])
+def test_no_configuration_is_left_out_however_many_there_are(count: int) -> None:
+    given = [RunInfo("run", "", {"dataset": f"{'x' * FITS}{i}"}, {}, {}, 0, "") for i in range(count)]
+    groups, series = pooled([Run(Path(str(i)), info, [arm({0: 0.1})], {}) for i, info in enumerate(given)])
+    assert len({group.name for group in groups}) == len(groups) == len(series) == count
 
 
 CURVES = st.dictionaries(st.integers(1, 5000), st.floats(0, 1), min_size=1, max_size=5)

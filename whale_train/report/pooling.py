@@ -22,7 +22,8 @@ from whale_train.report.data import Arm, Run
 
 #: What of a configuration decides no score of an arm in itself.
 ASIDE = ("seed", "unsafe", "baselines")
-#: Letters of a name that fits a figure; where what configurations differ in takes more, they are called A, B, ...
+#: Letters of a name that fits a figure; where what configurations differ in takes more, they are called A, B, ..., and
+#: by numbers where there are more of them than letters.
 FITS = 28
 
 
@@ -143,7 +144,8 @@ def pooled(runs: Sequence[Run]) -> tuple[list[Group], list[Series]]:
     members = [[same[seed] for seed in sorted(same)] for same in found.values()]
     differ = _differences([_configuration(runs[0]) for runs in members])
     short = all(len(text) <= FITS for text in differ)
-    names = differ if short else string.ascii_uppercase
+    letters = string.ascii_uppercase if len(differ) <= 26 else map(str, itertools.count(1))
+    names = differ if short else letters
     groups = [Group(name, text, runs) for name, text, runs in zip(names, differ, members, strict=short)]
     series: list[Series] = []
     for group in groups:
