@@ -170,6 +170,13 @@ def test_a_damaged_archive_is_shown_as_far_as_it_goes_or_said_in_one_line(
         assert all(h in out for h in (a, b))
 
 
+def test_what_a_harness_cost_stands_in_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive, key = Archive(tmp_path, "search-qa"), ScoreKey("w", "d", 0)
+    made = archive.add(load_harness("h0", "search-qa").source, "Costs.", (), (), "born")
+    archive.record(made.hash, key, Score(0.5, 0.1, 9, 2.0, "u", 1_234_000, 1_000, dollars=0.256), [])
+    assert "of 9, 2.0 turns, 1,235k tokens, $0.26 · Costs." in said(capsys, "archive", tmp_path)
+
+
 def test_two_harnesses_that_solve_the_same_are_said_to(played: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     hash = played.candidates[0].hash
     assert f"{hash} 33.3 %, {hash} 33.3 % on 6 tasks: no task differs" in said(

@@ -18,7 +18,7 @@ from whale_envs.episode import read_episodes
 from whale_envs.errors import UserError
 from whale_train.meta_harness.acceptance import fresh, sign_test
 from whale_train.meta_harness.archive import EPISODES, Archive, read_archive
-from whale_train.meta_harness.records import Candidate, Outcome, ScoreKey, last_rounds
+from whale_train.meta_harness.records import Candidate, Outcome, Score, ScoreKey, last_rounds
 from whale_train.tables import output
 
 #: Generations that are shown further and further in; what comes after stands below each other.
@@ -122,7 +122,7 @@ def _line(archive: Archive, candidate: Candidate) -> Text:
     for name, score in candidate.scores.items():
         line.append(f" {100 * score.mean:.1f} ± {196 * score.se:.1f} %", "cyan")
         line.append(" under fresh seeds" if name in again else "")
-        line.append(f" of {score.n}{', dropped' if score.dropped else ''}, {score.turns:.1f} turns")
+        line.append(f" of {score.n}{', dropped' if score.dropped else ''}, {score.turns:.1f} turns{_cost(score)}")
     if candidate.gate:
         line.append(f" refused, {candidate.gate}", "red")
     if len(candidate.parents) > 1:
@@ -130,6 +130,12 @@ def _line(archive: Archive, candidate: Candidate) -> Text:
     first, _, _ = candidate.hypothesis.strip().partition("\n")
     line.append(f" · {first}", "dim")
     return line
+
+
+def _cost(score: Score) -> str:
+    """What a score took beside its rollouts: thousands of tokens, and dollars where services took any."""
+    tokens = f", {(score.prompt_tokens + score.sampled_tokens) / 1000:,.0f}k tokens" if score.prompt_tokens else ""
+    return tokens + (f", ${score.dollars:.2f}" if score.dollars else "")
 
 
 def _outcomes(archive: Archive, a: Candidate, b: Candidate, key: str) -> Table | str:
