@@ -67,8 +67,8 @@ def test_every_harness_of_every_arm_is_in_the_tree(run: Path, capsys: pytest.Cap
             assert lines and all(f"{100 * s.mean:.1f} ±" in lines[0] for s in candidate.scores.values())
     assert "<twice> the words" in out and "accepted" in out
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-    arm = run / "arms" / "whale"
-    assert said(capsys, "archive", arm) == said(capsys, "archive", arm / "archive"), "an arm's folder does, too"
+    one = run / "arms" / "whale"
+    assert said(capsys, "archive", one) == said(capsys, "archive", one / "archive"), "an arm's folder does, too"
 
 
 def test_a_comparison_shows_the_change_and_the_tasks_that_it_wins(
