@@ -23,7 +23,7 @@ from whale_train.meta_harness.acceptance import choose
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.racing import LEVEL, LOOK, alike, catch_up, stages
+from whale_train.meta_harness.racing import ALIKE, LEVEL, LOOK, alike, catch_up, stages
 from whale_train.meta_harness.records import Outcome, Score, ScoreKey
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
@@ -67,10 +67,10 @@ def test_one_that_is_far_behind_or_makes_no_difference_stops_and_costs_what_it_p
     scores = {c.hash: c.scores[key] for c in archive.candidates}
     bad, twin, even, good = (Harness(p.source).hash for p in (BAD, TWIN, EVEN, GOOD))
     assert (scores[bad].n, scores[bad].dropped) == (LOOK, True)
-    assert (scores[twin].n, scores[twin].dropped) == (LOOK, True)
+    assert (scores[twin].n, scores[twin].dropped) == (ALIKE, True)
     assert [scores[h].n for h in (H0.hash, even, good)] == [48] * 3 and not scores[even].dropped
     assert accepted.hash == good
-    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + 2 * LOOK
+    assert Ledger(tmp_path / "ledger.jsonl").rollouts() == 3 * 48 + ALIKE + LOOK
     assert len(archive.outcomes(bad, key)) == len(archive.episodes(bad)) == LOOK
     assert any(f"{bad} 0.000, 1.0 turns, dropped after {LOOK} tasks" in line for line in said)
     before = files(tmp_path)

@@ -63,7 +63,8 @@ def dropped(phase: Recorded, rival: int, full: Sequence[int], level: float) -> i
         alike = (phase.said[rival, :end] == phase.said[full, :end]) & (
             phase.scores[rival, :end] == phase.scores[full, :end]
         )
-        if racing.catch_up(wins, losses, end / tasks) <= level or alike.all(1).any():
+        twin = end >= racing.ALIKE and alike.all(1).any()
+        if twin or racing.catch_up(wins, losses, end / tasks) <= level:
             return end
     return tasks
 
