@@ -23,6 +23,7 @@ SMALL = {
     "eval": "--limit 4 --repeats 1",
     "train": "--limit 4 --repeats 1 --prompts 16 --group 2 --epochs 0.01",
     "search": "--limit 4 --repeats 1 --rounds 1 --candidates 1 --tasks 8",
+    "diagnose": "--limit 4 --repeats 1 --budget-rollouts 96 --prompts 8 --group 2 --candidates 1 --tasks 8",
     "run": "--limit 4 --repeats 1 --cycles 1 --prompts 16 --group 2 --epochs 0.01 --rounds 1 --candidates 1 --tasks 8",
 }
 
