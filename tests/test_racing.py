@@ -23,7 +23,7 @@ from whale_train.meta_harness.acceptance import choose
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.racing import ALIKE, LEVEL, LOOK, alike, catch_up, stages
+from whale_train.meta_harness.racing import LEVEL, LOOK, alike, catch_up, stages
 from whale_train.meta_harness.records import Outcome, Score, ScoreKey
 from whale_train.meta_harness.search import SearchConfig
 from whale_train.policies.base import Request
@@ -32,7 +32,14 @@ from whale_train.policies.scripted import ScriptedPolicy
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 CONFIG = SearchConfig(rounds=1, candidates=4, tasks=48, refills=0, backoff=0, racing=True)
+#: Tasks here after which one that makes no difference is dropped.
+ALIKE = 32
 BAD, EVEN, GOOD, TWIN = rewording("Bad"), rewording("Even"), rewording("Good"), rewording("Twin")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_train.meta_harness.racing.ALIKE", ALIKE)
 
 
 @pytest.fixture(scope="module")

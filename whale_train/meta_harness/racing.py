@@ -12,7 +12,7 @@ Information Processing Systems 6, 1994; with paired tests: Birattari et al., GEC
 
 It makes no difference. On all tasks so far, `ALIKE` at least, the policy has said the same under it, word for word, as
 under a harness that has played all of them, and the same came of it: a change of what is never shown, say. One that
-matters in a task of 20 is seen by then four times in five; one that matters less often could lead by as little.
+matters in a task of 40 is seen by then four times in five; one that matters less often could lead by as little.
 
 `LEVEL` bounds the chance that one look drops the best as being behind, for one that leads by a single task; the best of
 a search mostly leads by more. What races save and lose is measured on recorded searches (benchmarks/search).
@@ -33,9 +33,9 @@ Outcomes = Mapping[str, Outcome]
 #: Tasks between two looks.
 LOOK = 16
 #: The level of the test at each look.
-LEVEL = 0.03
+LEVEL = 0.05
 #: Tasks on which a candidate has to make no difference before it is dropped for it.
-ALIKE = 32
+ALIKE = 64
 
 
 def stages(tasks: int) -> list[tuple[int, int]]:
