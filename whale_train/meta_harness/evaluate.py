@@ -14,7 +14,7 @@ from whale_envs.task import TaskSet
 from whale_train import evaluate as evaluation
 from whale_train.ledger import Ledger, Spent, dollars, judge_dollars, tokens
 from whale_train.meta_harness.racing import Race, stages
-from whale_train.meta_harness.records import Score, outcome
+from whale_train.meta_harness.records import Outcome, Score, outcome
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress
 from whale_train.rollout import rollout
@@ -57,10 +57,13 @@ def evaluate(
     """
     start = time.perf_counter()
     episodes: list[Episode] = []
+    outcomes: list[Outcome] = []
     for first, last in stages(len(tasks)) if race is not None else [(0, len(tasks))]:
         episodes += rollout(policy, domain, harness, tasks[first:last], "harness", seed, progress=progress)
-        if race is not None and last < len(tasks) and race.lost([outcome(e) for e in episodes]):
-            break
+        if race is not None and last < len(tasks):
+            outcomes += map(outcome, episodes[first:])
+            if race.lost(outcomes):
+                break
     failures = [e.failure for e in episodes if e.failure and e.failure.owner == "policy"]
     if len(failures) == len(episodes):
         raise UserError(
