@@ -17,6 +17,7 @@ from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.records import Round, last_rounds
+from whale_train.metrics import Estimate, paired_difference
 from whale_train.run_folder import RunInfo, read_run
 
 #: The arms that a run may have, in the order shown, and what they are called.
@@ -184,3 +185,8 @@ def _accepted(archive: Archive) -> list[Step]:
             source = archive.source(new.hash)
             steps.append(Step(new.hash, when, new.hypothesis, new.axes, done.accepted_mean, source))
     return steps
+
+
+def between(a: dict[str, list[float]], b: dict[str, list[float]]) -> Estimate | None:
+    """b minus a, paired by task; None where one of the tests is not on disk."""
+    return paired_difference(a, b) if a and b else None

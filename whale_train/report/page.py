@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from whale_train.metrics import Estimate, paired_difference
 from whale_train.report.costs import costs
-from whale_train.report.data import Arm, Run
+from whale_train.report.data import Arm, Run, between
 from whale_train.report.elements import (
     LONG,
     TEXT,
@@ -140,11 +139,6 @@ def _provenance(run: Run) -> Iterable[str]:
         "episodes": "every number above comes from test/*/episodes.jsonl and arms/*/ledger.jsonl in this folder",
     }
     yield "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"
-
-
-def between(a: dict[str, list[float]], b: dict[str, list[float]]) -> Estimate | None:
-    """b minus a, paired by task; None where one of the tests is not on disk."""
-    return paired_difference(a, b) if a and b else None
 
 
 def _name(arm: Arm) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from whale_envs.errors import UserError
 from whale_train.metrics import Estimate, mean_at_k, paired_difference
-from whale_train.report.data import Arm, Run
+from whale_train.report.data import Arm, Run, between
 
 #: What of a configuration decides no score of an arm in itself.
 ASIDE = ("seed", "unsafe", "baselines")
@@ -101,8 +101,7 @@ class Series:
 
 def difference_over_tasks(a: Series, b: Series) -> Estimate | None:
     """The end of `a` minus that of `b`, paired by task."""
-    ours, theirs = a.scores(-1), b.scores(-1)
-    return paired_difference(theirs, ours) if ours and theirs else None
+    return between(b.scores(-1), a.scores(-1))
 
 
 def difference_over_seeds(a: Series, b: Series) -> Estimate | None:
