@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inline_pool import InlinePool
+from inline_pool import InlinePool, inline_pool
 
 from whale_envs.errors import UserError
 from whale_train.arguments import parse
@@ -30,9 +30,11 @@ HOME = Path(__file__).parents[1] / "benchmarks" / "recipe"
 sys.path.insert(0, str(HOME))
 
 import findings  # noqa: E402
+import matrices  # noqa: E402
 import results  # noqa: E402
 import run  # noqa: E402
 import study  # noqa: E402
+from play import play  # noqa: E402
 
 TINY = study.Sizes(prompts=8, group=2, candidates=1, tasks=8, budget=48, test=4)
 
@@ -94,6 +96,21 @@ def test_an_arm_runs_once_and_comes_out_the_same_again(
     monkeypatch.setitem(study.SIZES, "search-qa", TINY)
     run.run_all(jobs("b", "fixed-0.2-2"), InlinePool(), again, tmp_path / "again.json")  # type: ignore[arg-type]
     assert results.changes(again, kept) == []
+
+
+def test_the_matrix_of_a_run_comes_with_its_figure_and_a_missing_run_says_what_makes_it(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="--seeds 0 makes it"):
+        matrices.main(("search-qa",), tmp_path, tmp_path)
+    monkeypatch.setattr("whale_train.matrix.pool", inline_pool)
+    config = study.arm_config("search-qa", findings.WHALE, 0, tmp_path)
+    play(config, findings.WHALE)
+    matrices.main(("search-qa",), tmp_path, tmp_path)
+    assert (tmp_path / "figures" / "matrix-search-qa.png").stat().st_size > 1000
+    found = findings.kept_matrices(tmp_path / "matrices.json")
+    assert len(found["search-qa"]["cells"]) == len(found["search-qa"]["weights"])
+    assert findings.gains_table(found).count("SearchQA") == 1 and "Math" not in findings.gains_table(found)
 
 
 #: A study of one arm, in processes of its own.
@@ -205,9 +222,9 @@ def test_the_tables_stand_between_their_markers_however_often_they_are_written(t
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{findings.BEGIN}\nold\n{findings.END}\nafter\n")
     lines = [row(domain, arm, seed) for domain in study.SIZES for arm in ("start", *study.ARMS) for seed in (0, 1)]
-    findings.write(readme, lines)
+    findings.write(readme, lines, {})
     once = readme.read_text()
-    findings.write(readme, lines)
+    findings.write(readme, lines, {})
     assert readme.read_text() == once and "\nold\n" not in once
     assert once.startswith("before\n") and once.endswith("after\n")
     assert "(0.6, 6) is above stagewise" in once
@@ -217,4 +234,6 @@ def test_the_committed_tables_are_those_of_the_committed_results() -> None:
     if not (HOME / "results.json").exists():
         pytest.skip("no results yet")
     rows = results.load(HOME / "results.json").results
-    assert findings.section(rows) in (HOME / "README.md").read_text(), "python benchmarks/recipe/findings.py"
+    assert findings.section(rows, findings.kept_matrices()) in (HOME / "README.md").read_text(), (
+        "python benchmarks/recipe/findings.py"
+    )

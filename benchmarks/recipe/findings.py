@@ -5,7 +5,7 @@ Seeds and tasks are crossed, and both are samples: the variance of a mean is tha
 seeds plus that of the tasks' means over the number of tasks (what a two-level bootstrap gives in the limit; Owen 2007,
 "The pigeonhole bootstrap"), its interval Student's t with Satterthwaite's degrees of freedom.
 
-    python benchmarks/recipe/findings.py       # writes the tables of README.md again from results.json
+    python benchmarks/recipe/findings.py       # writes the tables of README.md, from results.json and matrices.json
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from results import Row, load
 from study import ARMS, REPEATS, SIZES, START
 
-from whale_envs.episode import write_atomic
+from whale_envs.episode import read_json, write_atomic
+from whale_train.matrix import PARTS
 from whale_train.metrics import t_quantile
 
 HERE = Path(__file__).parent
@@ -227,7 +228,17 @@ def behaviours_table(rows: Sequence[Row], domain: str) -> str:
     return markdown([f"{NAMES[domain]}, %", *map(label, arms)], lines)
 
 
-def section(rows: Sequence[Row]) -> str:
+def gains_table(matrices: Mapping[str, Any]) -> str:
+    """Where the gain of one run stems from, in points, by the matrix of `matrices.py`."""
+    domains = [domain for domain in SIZES if domain in matrices]
+    lines = []
+    for part, name in PARTS.items():
+        gains = [matrices[domain]["gain"].get(part) for domain in domains]
+        lines.append([name, *(str(Interval(g["mean"], *g["ci95"])) if g else "" for g in gains)])
+    return markdown(["", *(NAMES[domain] for domain in domains)], lines)
+
+
+def section(rows: Sequence[Row], matrices: Mapping[str, Any]) -> str:
     """All tables."""
     behaviours = [behaviours_table(rows, domain) for domain in SIZES if any(r.domain == domain for r in rows)]
     return "\n\n".join(
@@ -239,19 +250,26 @@ def section(rows: Sequence[Row]) -> str:
             findings_table(rows),
             "Phases that adaptive ended by itself:",
             lengths_table(rows),
+            f"Where the gain of {label(WHALE)}, seed 0, stems from, in points, intervals over tasks:",
+            gains_table(matrices),
             "Behaviours in the test episodes at the end:",
             *behaviours,
         ]
     )
 
 
-def write(readme: Path, rows: Sequence[Row]) -> None:
+def kept_matrices(path: Path = HERE / "matrices.json") -> dict[str, Any]:
+    """What `matrices.py` wrote."""
+    return read_json(path, dict[str, Any]) if path.exists() else {}
+
+
+def write(readme: Path, rows: Sequence[Row], matrices: Mapping[str, Any]) -> None:
     """Put the tables between their markers, in place of what is there."""
     text = readme.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    write_atomic(readme, f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}".encode())
+    write_atomic(readme, f"{before}{BEGIN}\n\n{section(rows, matrices)}\n\n{END}{after}".encode())
 
 
 if __name__ == "__main__":
-    write(HERE / "README.md", load(HERE / "results.json").results)
+    write(HERE / "README.md", load(HERE / "results.json").results, kept_matrices())
