@@ -66,6 +66,31 @@ def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape,
 
 
 @settings(deadline=None)
+@given(shapes, st.sampled_from(["stagewise", "harness-only"]), st.integers(0, 20_000), st.randoms())
+def test_what_refused_candidates_leave_of_a_limit_goes_to_more_search(shape, name, more, rng):
+    plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
+    past = [Past("start", 0)]
+    for phase in plan.rest(lambda: past):
+        took = phase.amount * shape["costs"].step
+        if phase.kind == "harness":
+            took = shape["costs"].baseline + rng.randint(1, phase.amount) * shape["costs"].round
+        past.append(Past(phase.name, past[-1].spent + took))
+        assert past[-1].spent <= plan.limit
+    kinds = [phase.kind for phase in past[1:]]
+    assert kinds.count("weights") == (name == "stagewise") and kinds[-1] == "harness"
+    assert plan.limit - past[-1].spent < shape["costs"].baseline + shape["costs"].round + shape["costs"].rescore
+
+
+@given(shapes)
+def test_a_search_that_spends_nothing_ends_an_arm_with_a_limit(shape):
+    plan = Plan("stagewise", **shape, limit=1_000_000)
+    past = [Past("start", 0)]
+    for phase in plan.rest(lambda: past):
+        past.append(Past(phase.name, past[-1].spent + (shape["costs"].step if phase.kind == "weights" else 0)))
+        assert len(past) < 6
+
+
+@settings(deadline=None)
 @given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 100_000))
 def test_no_arm_plans_more_than_its_cap_and_each_does_something(shape, name, more):
     plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
@@ -134,7 +159,7 @@ def test_a_bandit_tries_both_then_goes_where_more_was_gained_and_keeps_its_budge
         if len(tried) == 2:
             ranks = {kind: (max(0.0, rate), -at) for kind, (rate, at) in tried.items()}
             best = max(ranks, key=ranks.get)
-            assert phase.kind == best or plan.fitting(plan._next(before[-1], best), before[-1].spent) is None
+            assert phase.kind == best or plan.fitting(plan._next(before[-1], best), before) is None
     assert [phase.kind for phase in played[:2]] == ["weights", "harness"]
     assert yields.past[-1].spent <= plan.limit
     assert len({phase.name for phase in played}) == len(played)

@@ -144,7 +144,7 @@ class Plan:
     @property
     def open_ended(self) -> bool:
         """Whether the phases go on for as long as the budget lasts."""
-        return self.schedule in ("adaptive", "bandit") or (self.schedule == "fixed" and self.limit is not None)
+        return self.schedule in ("adaptive", "bandit") or (self.schedule != "weights-only" and self.limit is not None)
 
     def phases(self) -> Iterator[Phase]:
         """The phases in order; without an end where the plan is open-ended. A bandit's come as it goes: see `rest`."""
@@ -158,16 +158,21 @@ class Plan:
         if self.schedule == "stagewise":
             most = (self.budget - self.costs.baseline - self.costs.round) // self.costs.step
             steps = max(1, min(most, self._whole(self.budget * self.steps / self._cycle)))
-            return iter((Phase(1, "weights", steps), Phase(2, "harness", max(1, self._rounds_for(steps)))))
+            return itertools.chain([Phase(1, "weights", steps)], self._searches(2, [max(1, self._rounds_for(steps))]))
         if self.schedule == "weights-only":
             shares = _shares(self._whole(self.budget / self.costs.step), self.cycles)
             return (Phase(c, "weights", share) for c, share in enumerate(shares, 1))
-        shares = _shares(self._rounds_for(0), self.cycles)
-        return (Phase(c, "harness", share) for c, share in enumerate(shares, 1))
+        return self._searches(1, _shares(self._rounds_for(0), self.cycles))
 
     def _alternating(self, weights: Phase, harness: Phase) -> Iterator[Phase]:
         cycles = itertools.count(1) if self.open_ended else range(1, self.cycles + 1)
         return (replace(phase, cycle=c) for c in cycles for phase in (weights, harness))
+
+    def _searches(self, cycle: int, rounds: list[int]) -> Iterator[Phase]:
+        """Searches of so many rounds, from a cycle on. Candidates that are refused cost less than was planned, so under
+        a limit others follow for as long as it lasts."""
+        more = itertools.repeat(rounds[-1]) if rounds and self.open_ended else []
+        return (Phase(c, "harness", r) for c, r in enumerate(itertools.chain(rounds, more), cycle))
 
     def _rounds_for(self, steps: int) -> int:
         """The rounds that the budget has room for beside so many steps; a baseline is scored once."""
@@ -177,16 +182,16 @@ class Plan:
         """Whole units: no more where there is a limit, otherwise the nearest, so that arms are alike."""
         return math.floor(units) if self.limit is not None else round(units)
 
-    def fitting(self, phase: Phase, spent: int) -> Phase | None:
-        """A phase as far as what is left of the budget goes; None when nothing of it does.
+    def fitting(self, phase: Phase, past: Sequence[Past]) -> Phase | None:
+        """A phase after those that are done, as far as what is left of the budget goes; None when nothing of it does.
 
         In an open-ended plan, a weight phase leaves room for the search that follows the last one. A plan with an end
         fits as it is.
         """
         if not self.open_ended:
             return phase
-        left, costs = self.budget - spent, self.costs
-        before = costs.baseline + (costs.rescore if phase.cycle > 1 else 0)
+        left, costs = self.budget - past[-1].spent, self.costs
+        before = costs.baseline + (costs.rescore if any(done.kind == "harness" for done in past) else 0)
         if phase.kind == "harness":
             most = (left - before) // costs.round
         else:
@@ -206,7 +211,7 @@ class Plan:
                 continue
             if self.open_ended and len(past) > 2 and past[-1].spent == past[-3].spent:
                 return  # a whole cycle has spent nothing (a proposer that fails, say), and so would the next
-            fits = self.fitting(phase, past[-1].spent)
+            fits = self.fitting(phase, past)
             missed = 0 if fits else missed + 1
             if missed == 2:  # neither weights nor harness
                 return
@@ -220,7 +225,7 @@ class Plan:
             if len(past) > 2 and past[-1].spent == past[-3].spent:
                 return
             order = sorted(("weights", "harness"), key=lambda kind: _worth(past, kind), reverse=True)
-            fits = (self.fitting(self._next(past[-1], kind), past[-1].spent) for kind in order)
+            fits = (self.fitting(self._next(past[-1], kind), past) for kind in order)
             phase = next((phase for phase in fits if phase), None)
             if phase is None:
                 return
