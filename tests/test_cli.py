@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import importlib.machinery
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from whale_envs import sandbox
 from whale_train import cli
 from whale_train.policies import load
 from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.run_folder import command_line
 
 HARNESS = "def run(task, tools):\n"
 
@@ -292,3 +295,21 @@ def test_search_ends_with_a_shadow_score(model: str) -> None:
     assert result["shadow"].keys() == {"mean@8", "ci95", "tasks", "initial", "gain"}
     assert "On shadow tasks, which no proposer saw" in Path("run/report.html").read_text()
     assert Path("run/report.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "module", "typed"),
+    [
+        (["/somewhere/bin/whale", "run", "--out", "a b"], None, "whale run --out 'a b'"),
+        (["benchmarks/run.py", "--seeds", "0"], None, "python benchmarks/run.py --seeds 0"),
+        (["/home/me/benchmarks/run.py"], None, "python run.py"),
+        (["/somewhere/whale_train/cli.py", "run"], "whale_train.cli", "python -m whale_train.cli run"),
+        ([""], None, "python"),
+    ],
+)
+def test_a_record_has_the_command_as_it_was_typed_and_no_path_of_this_machine(argv, module, typed, monkeypatch):
+    main = types.ModuleType("__main__")
+    main.__spec__ = module and importlib.machinery.ModuleSpec(module, None)
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert command_line() == typed

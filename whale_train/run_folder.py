@@ -135,8 +135,14 @@ def read_run(folder: Path) -> RunInfo:
 
 def command_line() -> str:
     """The command that this process was started with, as one would type it."""
-    name = Path(sys.argv[0]).name
-    return shlex.join(["whale" if name == "whale" else f"python {name}".strip(), *sys.argv[1:]])
+    script, module = Path(sys.argv[0]), getattr(sys.modules["__main__"], "__spec__", None)
+    if script.name == "whale":
+        start = ["whale"]
+    elif module is not None:
+        start = ["python", "-m", module.name]
+    else:  # where a script lies on this machine is nobody's business
+        start = ["python", *filter(None, [script.name if script.is_absolute() else sys.argv[0]])]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
