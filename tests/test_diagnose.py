@@ -183,7 +183,7 @@ def test_a_budget_is_a_cap_and_each_arm_comes_as_near_as_whole_steps_and_rounds_
     budget: int, steps: int, rounds: int
 ) -> None:
     given = DiagnoseConfig(budget_rollouts=budget)
-    amounts = {arm: [phase.amount for phase in plan_of(given, arm, DOMAIN).phases()] for arm in given.arms}
+    amounts = {arm: [phase.amount for phase, _ in plan_of(given, arm, DOMAIN).played()] for arm in given.arms}
     assert amounts == {"weights-only": [steps], "harness-only": [rounds]}
     assert all(plan_of(given, arm, DOMAIN).rollouts() <= budget for arm in given.arms)
 
