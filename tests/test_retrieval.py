@@ -56,7 +56,7 @@ def test_the_fast_ways_to_tokens_give_what_the_rule_gives_for_the_text_as_a_whol
 def test_bm25s_and_rank_bm25_give_the_same_scores_for_the_same_tokens(passages, queries, k):
     asked = [tokens(" ".join(query)) for query in queries]
     rows, scores = BM25Retriever.of(passages).rank(asked, k)
-    expected_rows, expected = ReferenceRetriever(passages).rank(asked, k)
+    expected_rows, expected = ReferenceRetriever(passages).rank(asked, k + 1)  # the next best may be as good
     width = min(k, len(passages))
     assert np.allclose(scores[:, :width], expected[:, :width], rtol=1e-5)
     for q in range(len(asked)):  # the rows too, where float32 can tell the scores apart
