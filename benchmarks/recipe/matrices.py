@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import tyro
-from findings import WHALE
+from findings import WHALE, kept_matrices
 from study import SIZES
 
 from whale_envs.episode import read_json, write_atomic
@@ -33,7 +33,7 @@ def main(domains: tuple[str, ...] = tuple(SIZES), work: Path = HERE / "runs", ou
         out: where to write.
     """
     path = out / "matrices.json"
-    found = read_json(path, dict[str, Any]) if path.exists() else {}
+    found = kept_matrices(path)
     for domain in domains:
         folder = work / domain / WHALE / "0"
         if not folder.is_dir():
