@@ -101,7 +101,18 @@ RAW_CALLS: dict[str, dict[str, tuple[int | bytes, ...]]] = {
         "setrlimit": (160, 9, b"\xff" * 16),
     },
     "io_uring": {"io_uring_setup": (425, 1, 0), "io_uring_enter": (426, 3, 1, 0, 0, 0), "io_setup": (206, 1, 0)},
+    "others_by_number": {
+        "affinity": (204, 1, 128, b"\0" * 128), "clock": (228, (~1 << 3) | 2, b"\0" * 16), "robust_list": (274, 1, 0, 0),
+        "clock_unsigned": (228, 0xFFFFFFF2, b"\0" * 16), "clock_wait": (230, (~1 << 3) | 2, 0, b"\0" * 16, 0),
+        "clock_resolution": (229, (~1 << 3) | 2, b"\0" * 16),
+    },
+    "words_to_others": {
+        "futex_wait": (202, 0, 0, 0, b"\0" * 16, 0, 0), "futex_wake": (202, 0, 1, 9, 0, 0, 0),
+        "futex_waitv": (449, 0, 1, 0, 0, 0), "send_out_of_band": (44, 3, b"x", 1, 1, 0, 0),
+        "receive_out_of_band": (45, 3, b"x", 1, 1, 0, 0),
+    },
     "kernel_machinery": {
+        "madvise_poison": (28, 0, 4096, 100), "madvise_offline": (28, 0, 4096, 101),
         "bpf": (321, 0, 0, 0), "userfaultfd": (323, 0), "perf_event_open": (298, 0, 0, 0, 0, 0), "iopl": (172, 3),
         "modify_ldt": (154, 0, 0, 0), "init_module": (175, 0, 0, 0), "kexec_load": (246, 0, 0, 0, 0),
         "personality": (135, 0x40000), "arch_prctl": (158, 0x1001, 0), "syslog": (103, 3, 0, 0),

@@ -120,6 +120,12 @@ KEPT = {
     "shared memory": ("mmap = ctypes.CDLL(None).mmap; mmap.restype = ctypes.c_void_p; m = mmap(None, 4096, 3, 0x21, -1, None); ctypes.memmove(m, W.encode(), 9)", "x = 'm' in globals() and ctypes.string_at(m, 9)"),
 }  # fmt: skip
 
+#: Waits or wakes on a word of libc's code, whose pages all processes share; x is an errno.
+FUTEX = (
+    "(c := ctypes.CDLL(None, use_errno=True), a := ctypes.cast(c.getpid, ctypes.c_void_p).value & ~4095, "
+    "c.syscall(202, ctypes.c_void_p(a), {operation}, 0, None, None, 0), ctypes.get_errno())[3] == 1 and os.fork()"
+)
+
 REFUSED = {
     "a file": "os.open('/tmp/whale-note', os.O_CREAT | os.O_RDWR)",
     "a file in memory": "os.open('/dev/shm/whale-note', os.O_CREAT | os.O_RDWR)",
@@ -133,6 +139,8 @@ REFUSED = {
     "the mask for files": "os.umask(0o77) or os.stat('/')",
     "a thread": "sys.modules['_thread'].start_new_thread(int, ())",
     "a process": "os.fork()",
+    "a wait for its sibling": FUTEX.format(operation=0),
+    "a call to its sibling": FUTEX.format(operation=1),
     "a signal to its sibling": "os.kill(os.getpid() + 1, 0)",
     "the priority": "os.nice(1)",
     "the processors": "os.sched_setaffinity(0, {0})",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -243,6 +244,30 @@ def test_imported_code_names_the_file_that_it_was_found_as(tmp_path, monkeypatch
     for outer in code:
         code += [inner for inner in outer.co_consts if isinstance(inner, CodeType)]
     assert len(code) == 4 and {c.co_filename for c in code} == {str(source)}
+
+
+POISON = """
+import ctypes, marshal, sys
+archive = next(finder for finder in sys.meta_path if hasattr(finder, "_bytes"))
+address = ctypes.c_void_p.from_address(id(archive._bytes) + 16).value  # where it is mapped
+libc = ctypes.CDLL(None, use_errno=True)
+size = -(-len(archive._bytes) // 4096) * 4096
+print(libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3))
+code = marshal.dumps(compile("print('poisoned')", "x", "exec"))
+ctypes.memmove(address + archive._where["colorsys"][0], code, len(code))
+"""
+
+
+def test_no_job_can_change_what_the_next_ones_import():
+    result = run(POISON)
+    assert (result.stdout, result.status) == ("-1\n", "killed")
+    assert run("import colorsys\ncolorsys.ONE_THIRD > 0").stdout == "True\n"
+
+
+def test_no_memory_that_is_shared_with_jobs_may_become_writable():
+    run("1")
+    flags = re.findall("VmFlags:(.*)", Path(f"/proc/{_zygote()}/smaps").read_text())
+    assert len(flags) > 10 and not [flag for flag in flags if {"sh", "mw"} <= {*flag.split()}]
 
 
 def test_nothing_outlives_a_killed_caller():

@@ -36,7 +36,11 @@ class Archive(MetaPathFinder, InspectLoader):
                 code = _byte_code(path)
                 self._where[name] = (file.tell(), len(code), is_package, str(path))
                 file.write(code)
-        self._bytes = mmap.mmap(fd, 0, prot=mmap.PROT_READ)  # MAP_SHARED: a fork copies no page table for it
+        # MAP_SHARED: a fork copies no page table for it. By a descriptor that cannot write, or a child could make the
+        # mapping writable (mprotect) and change what all jobs after it import.
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._bytes = mmap.mmap(reading, 0, prot=mmap.PROT_READ)
+        os.close(reading)
         os.close(fd)
 
     def find_spec(
