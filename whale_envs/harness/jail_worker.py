@@ -16,9 +16,8 @@ import random
 import select
 import warnings
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +25,9 @@ from whale_envs.errors import ToolUseError
 from whale_envs.harness.helpers import ReplyView, TaskView
 from whale_envs.harness.namespace import ALLOWED_IMPORTS, Run
 from whale_envs.harness.wire import Channel, Gone, _go_on, fields_of, unpack
+
+if TYPE_CHECKING:  # it would bring a dozen modules along, each page and mapping of which is copied at every fork
+    from importlib.abc import MetaPathFinder
 
 #: What the standard library imports inside functions that a harness may call, where no file can be opened any more.
 LATER = """types weakref warnings copy heapq encodings.idna encodings.punycode encodings.unicode_escape

@@ -30,12 +30,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-if not TYPE_CHECKING:  # modules of the package without the packages around them, which import Gymnasium
+if TYPE_CHECKING:  # it would bring a dozen modules along, each page and mapping of which is copied at every fork
+    from importlib.abc import MetaPathFinder
+else:  # modules of the package without the packages around them, which import Gymnasium
     for _name in ("", ".sandbox", ".harness"):
         sys.modules["whale_envs" + _name] = ModuleType("whale_envs" + _name)
         sys.modules["whale_envs" + _name].__path__ = [PACKAGE + _name.replace(".", os.sep)]
