@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_a_recipe_is_the_papers_run(name: str) -> None:
     if config.domain == "math":  # the one whose figures the paper gives: 46,080 rollouts of search, at 256 tasks each
         assert arm.units("harness") * 3 * 256 == 46_080
         assert cost.training_rollouts == 860_160
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_search_alone_that_a_recipe_names_plays_as_many_rounds_as_its_cycles(name: str) -> None:
+    named = re.search(r"--schedule harness-only --budget-rollouts (\d+)` \((\d+) rounds", " ".join(
+        line.lstrip("# ") for line in (RECIPES / f"{name}.toml").read_text().splitlines()
+    ))  # fmt: skip
+    assert named is not None
+    (arm,) = costing(planned(name, "--schedule", "harness-only", "--budget-rollouts", named[1])).arms
+    (whole,) = costing(planned(name)).arms
+    assert arm.units("harness") == int(named[2]) == whole.units("harness")
 
 
 def test_there_is_a_recipe_for_each_domain() -> None:

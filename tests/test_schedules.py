@@ -1,6 +1,5 @@
 """Schedules: every arm gets the same budget, and phases alternate and end as the paper says."""
 
-import dataclasses
 import itertools
 import random
 import statistics
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from whale_envs import load_domain
 from whale_train.config import RunConfig, TrainConfig
-from whale_train.schedules import Costs, Past, Patience, Phase, Plan, collapsed, gain_of_weights
+from whale_train.schedules import START, Costs, Past, Patience, Phase, Plan, collapsed, gain_of_weights
 from whale_train.whale import plan_of
 
 CLOSED = ("fixed", "stagewise", "weights-only", "harness-only")
@@ -21,6 +20,23 @@ shapes = st.fixed_dictionaries(
     {"steps": st.integers(1, 50), "rounds": st.integers(1, 12), "cycles": st.integers(1, 8), "costs": costs}
 )
 signals = st.lists(st.floats(0, 1), max_size=60)
+
+
+def opening(past, costs):
+    """What a search plays before its first round, by what is on file: nothing where these weights were searched under
+    before, else the accepted harness, and old ones where there are any."""
+    filed = searched = False
+    for phase in past:
+        filed = phase.kind == "harness"
+        searched = searched or filed
+    return 0 if filed else costs.baseline + costs.rescore * searched
+
+
+def play(past, phase, costs, units=None):
+    """A phase is played, of so many units or whole."""
+    took = (units or phase.amount) * (costs.step if phase.kind == "weights" else costs.round)
+    took += opening(past, costs) if phase.kind == "harness" else 0
+    past.append(Past(phase.cycle, phase.kind, past[-1].spent + took))
 
 
 @given(shapes)
@@ -53,40 +69,35 @@ def test_no_phase_is_empty_and_every_name_is_its_own(shape, name):
 @settings(deadline=None)
 @given(shapes, st.sampled_from(["fixed", "adaptive"]), st.integers(1, 100_000), st.booleans(), st.randoms())
 def test_an_open_end_is_the_budgets_and_a_search_follows_the_last_weights(shape, name, limit, last, rng):
-    plan = Plan(name, **shape, limit=limit, window=rng.randint(1, 5), final_search=last)
-    past = [Past("start", 0)]
+    plan, costs = Plan(name, **shape, limit=limit, window=rng.randint(1, 5), final_search=last), shape["costs"]
+    past = [START]
     for phase in plan.rest(lambda: past):
-        used = rng.randint(1, phase.amount)  # patience may end it
-        is_weights = phase.kind == "weights"
-        took = used * (shape["costs"].step if is_weights else shape["costs"].round)
-        past.append(Past(phase.name, past[-1].spent + took + (0 if is_weights else shape["costs"].baseline)))
+        play(past, phase, costs, rng.randint(1, phase.amount))  # patience may end it
         assert past[-1].spent <= limit
-    assert not (last and past[-1].name.endswith("weights"))
-    assert limit - past[-1].spent < sum(dataclasses.astuple(shape["costs"]))
+    assert not (last and past[-1].kind == "weights")
+    assert limit - past[-1].spent < opening(past, costs) + costs.round
 
 
 @settings(deadline=None)
 @given(shapes, st.sampled_from(["stagewise", "harness-only"]), st.integers(0, 20_000), st.randoms())
 def test_what_refused_candidates_leave_of_a_limit_goes_to_more_search(shape, name, more, rng):
-    plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
-    past = [Past("start", 0)]
+    plan, costs = Plan(name, **shape, limit=Plan(name, **shape).least + more), shape["costs"]
+    past = [START]
     for phase in plan.rest(lambda: past):
-        took = phase.amount * shape["costs"].step
-        if phase.kind == "harness":
-            took = shape["costs"].baseline + rng.randint(1, phase.amount) * shape["costs"].round
-        past.append(Past(phase.name, past[-1].spent + took))
+        play(past, phase, costs, rng.randint(1, phase.amount) if phase.kind == "harness" else None)
         assert past[-1].spent <= plan.limit
     kinds = [phase.kind for phase in past[1:]]
     assert kinds.count("weights") == (name == "stagewise") and kinds[-1] == "harness"
-    assert plan.limit - past[-1].spent < shape["costs"].baseline + shape["costs"].round + shape["costs"].rescore
+    assert plan.limit - past[-1].spent < costs.round
 
 
 @given(shapes)
 def test_a_search_that_spends_nothing_ends_an_arm_with_a_limit(shape):
     plan = Plan("stagewise", **shape, limit=1_000_000)
-    past = [Past("start", 0)]
+    past = [START]
     for phase in plan.rest(lambda: past):
-        past.append(Past(phase.name, past[-1].spent + (shape["costs"].step if phase.kind == "weights" else 0)))
+        took = shape["costs"].step if phase.kind == "weights" else 0
+        past.append(Past(phase.cycle, phase.kind, past[-1].spent + took))
         assert len(past) < 6
 
 
@@ -95,7 +106,7 @@ def test_a_search_that_spends_nothing_ends_an_arm_with_a_limit(shape):
 def test_no_arm_plans_more_than_its_cap_and_each_does_something(shape, name, more):
     plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
     assert plan.rollouts() <= plan.limit or shape["costs"].rescore
-    assert next(plan.rest(lambda: [Past("start", 0)]))
+    assert next(plan.rest(lambda: [START]))
 
 
 def played(plan, past):
@@ -103,18 +114,16 @@ def played(plan, past):
     past = list(past)
     for phase in plan.rest(lambda: past):
         yield phase
-        took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
-        past.append(Past(phase.name, past[-1].spent + took))
+        play(past, phase, plan.costs)
 
 
 @given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 12))
 def test_a_plan_that_is_taken_up_goes_on_as_it_would_have(shape, name, cut):
-    plan, past = Plan(name, **shape), [Past("start", 0)]
+    plan, past = Plan(name, **shape), [START]
     whole = list(itertools.islice(played(plan, past), 60))
     assume(cut < len(whole))
     for phase in whole[:cut]:
-        took = phase.amount * (plan.costs.step if phase.kind == "weights" else plan.costs.round)
-        past.append(Past(phase.name, past[-1].spent + took))
+        play(past, phase, plan.costs)
     assert list(itertools.islice(played(plan, past), 60 - cut)) == whole[cut:]
 
 
@@ -123,13 +132,12 @@ class Yields:
 
     def __init__(self, plan, weights, harness):
         self.plan, self.rates = plan, {"weights": iter(weights), "harness": iter(harness)}
-        self.past = [Past("start", 0)]
+        self.past = [START]
 
     def step(self, phase):
-        costs = self.plan.costs
-        took = phase.amount * costs.step if phase.kind == "weights" else phase.amount * costs.round + costs.baseline
-        gain = next(self.rates[phase.kind], 0.0) * took
-        self.past.append(Past(phase.name, self.past[-1].spent + took, gain))
+        play(self.past, phase, self.plan.costs)
+        took = self.past[-1].spent - self.past[-2].spent
+        self.past[-1] = self.past[-1]._replace(gain=next(self.rates[phase.kind], 0.0) * took)
 
     def play(self):
         """The phases to come, played."""
@@ -194,10 +202,10 @@ def test_a_gain_compares_windows_that_do_not_overlap(rewards, window):
 
 
 def test_a_plan_without_an_end_ends_where_a_cycle_takes_nothing():
-    plan, past = Plan("adaptive", 3, 4, 2, Costs(64, 32, 96)), [Past("start", 0)]
+    plan, past = Plan("adaptive", 3, 4, 2, Costs(64, 32, 96)), [START]
     for phase in plan.rest(lambda: past):
-        past.append(Past(phase.name, 0))
-    assert [phase.name for phase in past] == ["start", "cycle 1 weights", "cycle 1 harness"]
+        past.append(Past(phase.cycle, phase.kind, 0))
+    assert [(phase.cycle, phase.kind) for phase in past] == [(0, "start"), (1, "weights"), (1, "harness")]
 
 
 @given(signals, st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))

@@ -82,22 +82,17 @@ class Phase:
 
 
 class Past(NamedTuple):
-    """A phase that is done, or the start: its name, the rollouts spent at its end, and what it gained (see
-    `gain_of_weights` and `gain_of_harness`)."""
+    """A phase that is done, or the start: its cycle (0 for the start) and kind, the rollouts spent at its end, and what
+    it gained (see `gain_of_weights` and `gain_of_harness`)."""
 
-    name: str
+    cycle: int
+    kind: str
     spent: int
     gain: float = 0.0
 
-    @property
-    def kind(self) -> str:
-        """Its kind; "start" for the start."""
-        return self.name.rpartition(" ")[2]
 
-    @property
-    def cycle(self) -> int:
-        """Its cycle; 0 for the start."""
-        return int(self.name.split()[1]) if " " in self.name else 0
+#: Where every arm begins.
+START = Past(0, "start", 0)
 
 
 @dataclass(frozen=True)
@@ -191,12 +186,21 @@ class Plan:
         if not self.open_ended:
             return phase
         left, costs = self.budget - past[-1].spent, self.costs
-        before = costs.baseline + (costs.rescore if any(done.kind == "harness" for done in past) else 0)
         if phase.kind == "harness":
-            most = (left - before) // costs.round
+            most = (left - self._opening(past)) // costs.round
         else:
-            most = (left - (before + costs.round if self.final_search else 0)) // costs.step
+            after = self._opening([*past, Past(phase.cycle, phase.kind, 0)]) + costs.round
+            most = (left - (after if self.final_search else 0)) // costs.step
         return replace(phase, amount=min(phase.amount, most)) if most > 0 else None
+
+    def _opening(self, past: Sequence[Past]) -> int:
+        """What a search that follows these phases plays before its first round. Under weights that were searched under
+        before, all of it is on file."""
+        kinds = [done.kind for done in past]
+        if "harness" not in kinds:
+            return self.costs.baseline
+        last = len(kinds) - 1 - kinds[::-1].index("harness")
+        return self.costs.baseline + self.costs.rescore if "weights" in kinds[last:] else 0
 
     def rest(self, done: Callable[[], Sequence[Past]]) -> Iterator[Phase]:
         """The phases that are not done, each as far as it fits; `done` gives those that are, the start first."""
@@ -206,7 +210,7 @@ class Plan:
         missed = 0
         for phase in self.phases():
             past = done()
-            if phase.name in (phase.name for phase in past):
+            if (phase.cycle, phase.kind) in ((done.cycle, done.kind) for done in past):
                 missed = 0
                 continue
             if self.open_ended and len(past) > 2 and past[-1].spent == past[-3].spent:
@@ -243,17 +247,15 @@ class Plan:
 
         Phases that end by their signals are as short as they can be, so that there are as many as there can be.
         """
-        past, weights_changed, searched, costs = [Past("start", 0)], True, False, self.costs
+        past = [START]
         for phase in self.rest(lambda: past):
             if phase.patience:
                 phase = replace(phase, amount=min(phase.amount, phase.patience.earliest))
             if phase.kind == "weights":
-                spent = phase.amount * costs.step
+                spent = phase.amount * self.costs.step
             else:
-                spent = phase.amount * costs.round + (costs.baseline + costs.rescore * searched) * weights_changed
-                searched = True
-            weights_changed = phase.kind == "weights"
-            past.append(Past(phase.name, past[-1].spent + spent))
+                spent = phase.amount * self.costs.round + self._opening(past)
+            past.append(Past(phase.cycle, phase.kind, past[-1].spent + spent))
             yield phase, spent
 
     def rollouts(self) -> int:

@@ -138,7 +138,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
         done.append(Snapshot("start", 0, "start", 0, harness.hash, policy.weights_hash))
         _save(folder, done)
     work = _Work(config, domain, folder, ledger, archive, progress, plan)
-    for phase in plan.rest(lambda: [Past(s.phase, s.rollouts, s.gain) for s in done]):
+    for phase in plan.rest(lambda: [Past(s.cycle, s.kind, s.rollouts, s.gain) for s in done]):
         model = done[-1].model
         if phase.kind == "weights":
             model, why, gain = work.weights(policy, harness, phase, len(done), model)
