@@ -102,7 +102,8 @@ RAW_CALLS: dict[str, dict[str, tuple[int | bytes, ...]]] = {
     },
     "io_uring": {"io_uring_setup": (425, 1, 0), "io_uring_enter": (426, 3, 1, 0, 0, 0), "io_setup": (206, 1, 0)},
     "others_by_number": {
-        "affinity": (204, 1, 128, b"\0" * 128), "clock": (228, (~1 << 3) | 2, b"\0" * 16), "robust_list": (274, 1, 0, 0),
+        "affinity": (204, 1, 128, b"\0" * 128), "robust_list": (274, 1, 0, 0),
+        "clock": (228, (~1 << 3) | 2, b"\0" * 16),
         "clock_unsigned": (228, 0xFFFFFFF2, b"\0" * 16), "clock_wait": (230, (~1 << 3) | 2, 0, b"\0" * 16, 0),
         "clock_resolution": (229, (~1 << 3) | 2, b"\0" * 16),
     },
