@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from scripted_agents import searcher
-from search_runs import CONFIG, H0, Told, files, run
+from search_runs import CONFIG, H0, Told, files, rewording, run
 
 from whale_envs import Domain, Harness, UserError
 from whale_envs.domains import load_domain
@@ -120,10 +120,20 @@ def test_the_gate_refuses_and_says_why(domain: Domain, played: Archive, why: str
     assert "\n" not in str(found[0])
 
 
-def test_the_gate_lets_a_changed_harness_through(domain: Domain, played: Archive) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Question:", "The question:"),
+        ("yield messages", "yield Ask(messages, max_tokens=40)"),
+        ("yield messages", 'yield Ask(messages, stop=("</answer>",))'),
+        ("yield messages", 'yield Ask(messages, template_kwargs={"enable_thinking": False})'),
+        ("yield messages", 'yield Ask(messages, tools=[{"name": "search"}])'),
+    ],
+)
+def test_the_gate_lets_a_changed_harness_through(old: str, new: str, domain: Domain, played: Archive) -> None:
     key = played.phase.score_key  # type: ignore[union-attr]
     recorded = gate_episodes(played.episodes(H0.hash, key))
-    changed = H0.source.replace("Question:", "The question:")
+    changed = H0.source.replace("import ", "import Ask, ", 1).replace(old, new)
     assert gate(Proposal(changed, "x", (H0.hash,)), played, key, "now", domain, recorded) == []
 
 
@@ -134,13 +144,16 @@ CHEAT = """        if not tag(reply.text, "search"):
                 if fact.partition(" ")[2] == task.question[len("What is the ") :].partition(" of ")[0]:
                     return value
 """
+#: The same before the model is asked at all, in some of the tasks.
+MUTE = CHEAT.replace('if not tag(reply.text, "search")', "if len(task.question) % 3").replace("\n    ", "\n")[4:]
 
 
+@pytest.mark.parametrize(("before", "more"), [("        query = tag", CHEAT), ("    messages = ", MUTE)])
 def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_never_accepted(
-    domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: str, more: str, domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search_module, "gate", lambda *args: [])
-    cheat = H0.source.replace("        query = tag", f"{CHEAT}        query = tag")
+    cheat = H0.source.replace(before, more + before)
     config = SearchConfig(rounds=1, candidates=1, tasks=24, backoff=0)
     accepted, _, told = run(domain, tmp_path, ScriptedProposer(Proposal(cheat, "Reads.", (H0.hash,))), config)
     archive = Archive(tmp_path / "archive", "search-qa")
@@ -206,6 +219,18 @@ def test_a_proposer_that_fails_is_asked_again_a_bounded_number_of_times_and_the_
     assert "failed 3 times, last: the service is down" in archive.rounds[0].note
     assert archive.rounds[0].tried == [] and len(archive.rounds[1].tried) == 1
     assert any("the service is down" in line for line in told.lines)
+
+
+def test_a_start_that_fails_before_it_asks_is_searched_from_as_any_other(domain: Domain, tmp_path: Path) -> None:
+    tasks, _ = split_tasks(domain.splits.harness, CONFIG.shadow, CONFIG.tasks)
+    fails = f"    if task.question == {tasks[0].shown['question']!r}:\n        1 / 0\n    messages = "
+    start = Harness(H0.source.replace("    messages = ", fails))
+    run(domain, tmp_path, ScriptedProposer(rewording("The")), accepted=start)
+    archive = Archive(tmp_path / "archive", "search-qa")
+    key = archive.phase.score_key  # type: ignore[union-attr]
+    failed = [e for e in archive.episodes(start.hash, key) if e.failure]
+    assert [(e.task_id, e.calls) for e in failed] == [(tasks[0].id, [])]
+    assert len(archive.rounds) == CONFIG.rounds and len(archive.scored()) == 2
 
 
 def test_a_policy_that_answers_nothing_is_no_score(domain: Domain, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
 from whale_envs.errors import Owner, UserError
-from whale_envs.harness.helpers import Message, ReplyView
+from whale_envs.harness.helpers import Ask, Message, ReplyView
 
 T = TypeVar("T")
 #: What the decoder says of bytes that are not what they should be.
@@ -99,6 +99,10 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     stop: tuple[str, ...] = ()
+
+    def ask(self) -> Ask:
+        """What the harness asked for."""
+        return Ask(self.messages, self.tools, self.max_tokens, self.stop, self.template_kwargs)
 
 
 class Verdict(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):

@@ -79,7 +79,8 @@ def rollout(
         asked: list[tuple[Playing, Ask]] = []
         told = 0
         while True:
-            asked += _fill(each, start, waiting, CONCURRENT - len(live) - len(asked) - len(stepping.episodes), done)
+            room = CONCURRENT - len(live) - len(asked) - len(stepping.episodes)
+            asked += _fill(each, start, waiting, room, done, policy)
             progress.advance(len(done) - told)
             told = len(done)
             tickets = sampler.submit([_request(env, ask) for (_, env), ask in asked])
@@ -148,6 +149,7 @@ def _fill(
     waiting: Iterator[tuple[Task, int]],
     room: int,
     done: dict[Key, Episode],
+    policy: Policy,
 ) -> list[tuple[Playing, Ask]]:
     """Start up to `room` episodes; those that end before their first ask go straight to `done`."""
     started: list[tuple[Playing, Ask]] = []
@@ -155,8 +157,7 @@ def _fill(
         for (key, env), ask in each(start, items):
             if ask is None:
                 env.step("")
-                assert env.episode is not None
-                done[key] = env.episode
+                done[key] = _finished(env, policy)
             else:
                 started.append(((key, env), ask))
     return started

@@ -110,8 +110,7 @@ def _same(domain: Domain, harness: Harness, jail: Jail, episode: Episode) -> boo
     try:
         _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
         for call in episode.calls:
-            ask = info["ask"]
-            if ask is None or list(ask.messages) != call.messages or ask.max_tokens != call.max_tokens:
+            if info["ask"] != call.ask():
                 return False
             _, _, _, _, info = env.step(call.reply)
         return env.done and env.episode is not None and env.episode.answer == episode.answer

@@ -31,7 +31,7 @@ def _tried(domain: Domain, harness: Harness, jail: Jail, recorded: Episode) -> s
         while not env.done:
             if (ask := info["ask"]) is not None:
                 known = recorded.calls[asked] if asked < len(replies) else None
-                same = known and list(ask.messages) == known.messages and ask.max_tokens == known.max_tokens
+                same = known is not None and ask == known.ask()
                 asked += 1
                 other = other if same or other else asked
             _, _, _, _, info = env.step(replies[asked - 1] if 0 < asked <= len(replies) else Reply(""))
