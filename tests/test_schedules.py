@@ -238,6 +238,11 @@ def test_a_reward_that_falls_to_nothing_has_collapsed():
     assert not collapsed([0.0] * 6, 3, 64)
 
 
+def test_a_miss_after_none_is_no_collapse_and_a_fall_from_there_is_one():
+    assert not collapsed([1.0] * 5 + [1 - 1 / 512], 3, 512)
+    assert collapsed([1.0] * 3 + [0.5] * 3, 3, 64) == "the reward has collapsed from 1.000 to 0.500"
+
+
 @given(steps=st.integers(1, 50), epochs=st.floats(0.01, 4))
 def test_steps_are_as_many_as_asked_for_or_as_many_as_the_epochs_take(steps, epochs):
     domain = load_domain("math")

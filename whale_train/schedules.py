@@ -272,7 +272,8 @@ def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:
     if len(rewards) < 2 * window:
         return ""
     first, last = statistics.fmean(rewards[:window]), statistics.fmean(rewards[-window:])
-    noise = math.sqrt(2 * first * (1 - first) / (tasks * window))
+    share = first if first < 1 else (first + last) / 2  # of a window without a miss, which would have no noise at all
+    noise = math.sqrt(2 * share * (1 - share) / (tasks * window))
     if first - last <= COLLAPSE * noise:
         return ""
     return f"the reward has collapsed from {first:.3f} to {last:.3f}"
