@@ -30,7 +30,7 @@ from whale_train.meta_harness.proposers import check_proposer, load_proposer
 from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.anthropic import PRICES, AnthropicService, anthropic_service
 from whale_train.meta_harness.proposers.archive_tools import TOOLS, Desk, ToolInputError, tool_schemas
-from whale_train.meta_harness.proposers.base import Cost, ProposerError
+from whale_train.meta_harness.proposers.base import Cost, ProposerError, ProposerSpent
 from whale_train.meta_harness.proposers.brief import BRIEFS, system_prompt
 from whale_train.meta_harness.proposers.messages_stream import MessagesAnswer
 from whale_train.meta_harness.proposers.service import StreamError
@@ -281,9 +281,19 @@ def test_a_conversation_is_bounded(
     played: Path, serve: Callable[..., MessagesServer], limits: Limits, why: str
 ) -> None:
     server = serve(ONCE)
-    fails(played, why, limits=limits)
+    fails(played, why, ProposerSpent, limits)
     assert len(server.requests) == 4
     assert "Submit now" in str(server.requests[-1]["messages"][-1]) or limits.turns > 4
+
+
+def test_a_conversation_that_ends_at_its_limits_is_not_begun_again_in_its_round(
+    tmp_path: Path, serve: Callable[..., MessagesServer]
+) -> None:
+    server = serve(ONCE)
+    archive = run_search(tmp_path, agent(Limits(turns=4)), SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0))
+    assert len(server.requests) == 2 * 4
+    assert [r.tried for r in archive.rounds] == [[], []]
+    assert all("it reached the limit of 4 answers" in r.note for r in archive.rounds)
 
 
 def test_what_was_handed_in_before_a_failure_counts_and_the_round_says_so(

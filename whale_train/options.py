@@ -199,7 +199,8 @@ class SearchOptions(ArmOptions):
     --policy); scripted:FILE.py,FILE.py, harnesses of yours; module:attribute, a proposer of yours."""
     proposer_dollars: float = 8.0
     """The most that one conversation with a proposer that is a model may cost, by its table of prices. There is one a
-    round, and up to two more for candidates that were refused."""
+    round, and up to two more for candidates that were refused; one that breaks off before this is begun again, three
+    times at most."""
     proposer_tokens: int = 8_000_000
     """The most tokens in it, counted each time that they are sent."""
     proposer_minutes: float = 40.0

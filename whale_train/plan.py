@@ -52,8 +52,6 @@ PROMPT_BYTES, SAMPLED_BYTES, EPISODE_BYTES = 10, 33, 800
 #: Tokens of a conversation with a proposer: written to the cache, read from it, put out. Not measured: some 30 answers
 #: over a context that grows to 60,000 tokens.
 CONVERSATION = (60_000, 900_000, 20_000)
-#: Conversations in a round at most: the first, and `refills` more for candidates that the gate refused.
-CONVERSATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ class Costing:
     def proposer_dollars(self) -> tuple[float, float]:
         """Dollars for the proposer: one conversation a round, and at most."""
         cap = self.config.proposer_dollars if conversation(self.config).value else 0.0
-        return self.rounds * conversation(self.config).value, self.rounds * CONVERSATIONS * cap
+        return self.rounds * conversation(self.config).value, self.rounds * conversations(self.config) * cap
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -348,6 +346,12 @@ def speeds(config: PlanConfig) -> tuple[Assumed, Assumed, Assumed]:
         if speed is not None:
             found[at] = Assumed(speed, _given(config))
     return found[0], found[1], found[2]
+
+
+def conversations(config: PlanConfig) -> int:
+    """Conversations with the proposer in a round at most: the first, and one for each time that refused candidates are
+    filled up; each of them begun again so many times where it breaks off before its own limits."""
+    return (1 + config.search.refills) * (1 + config.search.retries)
 
 
 def conversation(config: PlanConfig) -> Assumed:

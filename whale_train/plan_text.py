@@ -93,7 +93,8 @@ def _dollars(cost: Costing) -> Iterator[str]:
     note = f"{cost.rounds:,} rounds × {each.value:.2f}: {each.origin}"
     if most:
         note += (
-            f". At most {most:,.0f}: {plan.CONVERSATIONS} conversations a round, {cost.config.proposer_dollars:g} each"
+            f". At most {most:,.0f}: {plan.conversations(cost.config)} conversations a round, "
+            f"{cost.config.proposer_dollars:g} each"
         )
     yield from _row("proposer dollars", f"{expected:,.0f}", note)
 
@@ -123,8 +124,9 @@ def _hours(cost: Costing) -> Iterator[str]:
     note = f"{training.value:,.0f} tokens a second, prompts among them: {training.origin}"
     yield from _row("training", f"{cost.training_hours:,.1f}", note)
     if plan.conversation(cost.config).value:
-        most = cost.rounds * plan.CONVERSATIONS * cost.config.proposer_minutes / 60
-        note = f"{plan.CONVERSATIONS} conversations a round, {cost.config.proposer_minutes:g} minutes each, cap of all"
+        each = plan.conversations(cost.config)
+        most = cost.rounds * each * cost.config.proposer_minutes / 60
+        note = f"{each} conversations a round, {cost.config.proposer_minutes:g} minutes each, cap of all"
         yield from _row("proposer, at most", f"{most:,.1f}", note)
 
 

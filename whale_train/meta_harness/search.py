@@ -26,7 +26,7 @@ from whale_train.meta_harness.evaluate import evaluate, spent, split_tasks
 from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.nulls import NullTest
 from whale_train.meta_harness.optimism import estimated_optimism
-from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError
+from whale_train.meta_harness.proposers.base import Proposal, Proposer, ProposerError, ProposerSpent
 from whale_train.meta_harness.racing import Race
 from whale_train.meta_harness.records import Candidate, Edits, Phase, Proposals, Round, ScoreKey, Tried
 from whale_train.policies.base import Policy
@@ -260,6 +260,8 @@ class _Phase:
                 found = self.proposer.propose(self.archive, wanted, int.from_bytes(digest[:6], "big"))
                 few = f"proposer {self.proposer.name} gave {len(found)} candidates of {wanted}"
                 return found, few if len(found) < wanted else ""
+            except ProposerSpent as error:
+                return [], f"proposer {self.proposer.name} failed: {error}"
             except ProposerError as error:
                 failure = str(error)
             if attempt < self.config.retries:

@@ -23,7 +23,7 @@ from whale_envs import Domain
 from whale_envs.services import Patience, ServiceError, asked, described
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.archive_tools import Desk, ToolInputError, tool_schemas
-from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
+from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError, ProposerSpent
 from whale_train.meta_harness.proposers.brief import opening, system_prompt
 from whale_train.meta_harness.proposers.service import Answer, Service, StreamError, ToolResult
 
@@ -106,7 +106,7 @@ class _Conversation:
         self.request = self.service.request(brief, tool_schemas(), self.limits.answer_tokens, self.seed)
 
     def run(self) -> None:
-        """Talk until the candidates are in. Raises `ProposerError` when it ends before."""
+        """Talk until the candidates are in. Raises `ProposerError` when it ends before, `ProposerSpent` at a limit."""
         self.messages += self.service.told([], opening(self.desk))
         idle = cut = 0
         while self.desk.missing:
@@ -159,12 +159,12 @@ class _Conversation:
             ("dollars", used.dollars, self.limits.dollars),
         ):
             if value >= limit:
-                raise self._error(f"it reached the limit of {limit:,} {name}")
+                raise ProposerSpent(self._line(f"it reached the limit of {limit:,} {name}"))
         self._check_time()
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:
-            raise self._error(f"it reached the limit of {self.limits.minutes:g} minutes")
+            raise ProposerSpent(self._line(f"it reached the limit of {self.limits.minutes:g} minutes"))
 
     def _ask(self) -> Answer:
         """Send what there is and take the answer; what asking again can mend is asked again."""

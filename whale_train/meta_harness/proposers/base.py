@@ -54,6 +54,10 @@ class ProposerError(Exception):
     """A proposer could not propose this time (a service that is down, an answer that is cut off); it is asked again."""
 
 
+class ProposerSpent(ProposerError):
+    """A proposer has used up what one call of it may take, and has nothing to show: it is not asked again at once."""
+
+
 class Proposer(Protocol):
     """Reads an archive, writes candidates.
 
@@ -76,5 +80,6 @@ class Proposer(Protocol):
         """Up to `count` candidates for the archive's current phase (`archive.phase`, `archive.accepted`).
 
         `seed` is the only source of randomness: the same archive and seed give the same proposals, as far as the
-        proposer can promise that. Raises `ProposerError` when it has none to give.
+        proposer can promise that. Raises `ProposerError` when it has none to give, `ProposerSpent` when it is not to be
+        asked again in this round.
         """
