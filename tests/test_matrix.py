@@ -318,3 +318,14 @@ def test_a_real_run_has_a_matrix_on_all_cores(tmp_path: Path, monkeypatch: pytes
     found = kept(Path("run"))
     assert len(found["weights"]) == 2 and found["cells"][0][0]["visited"] and found["cells"][-1][-1]["visited"]
     assert cli.main(["report", "run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "baselines", "processors", "workers"),
+    [("tiny", True, 16, 12), ("tiny", True, 2, 2), ("hf:m", True, 16, 3), ("hf:m", False, 16, 2), ("hf:m", True, 1, 1)],
+)
+def test_no_more_models_are_loaded_at_once_than_the_run_had(
+    spec: str, baselines: bool, processors: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "processors", lambda: processors)
+    assert matrix._workers(RunConfig(policy=spec, baselines=baselines), 12) == workers

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from whale_envs import DOMAINS, load_domain, sandbox
 from whale_envs.errors import UserError
+from whale_envs.processors import processors
 from whale_train.run_folder import versions
 from whale_train.tiny import MODELS
 
@@ -71,7 +72,7 @@ def findings(out: Path) -> Iterator[Finding]:
 
 
 def _machine() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = processors()
     free = _free_memory_gb()
     said = f"{cores} cores, {free:.1f} GB of memory free" if free is not None else f"{cores} cores"
     if free is not None and free < MEMORY_GB:

@@ -14,7 +14,6 @@ the start). Each is a contrast of four means, paired over the tasks.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from rich.markup import escape
 from whale_envs import sandbox
 from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError, unknown
+from whale_envs.processors import processors
 from whale_train.config import RunConfig, SearchConfig, TrainConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, load_evaluation, read_evaluation
@@ -166,13 +166,17 @@ def _play(config: Config, arm: str, grid: _Grid) -> dict[tuple[str, str], Evalua
     if missing:
         made = {s.harness: s.phase for s in grid.harnesses}
         lines = {f"{s.phase} × {made[s.harness]}": screen / f"{name}.json" for s, name in missing}
-        cores = min(os.cpu_count() or 1, len(missing))
-        with Display(list(lines)) as display, pool(cores, config.unsafe) as workers:
+        with Display(list(lines)) as display, pool(_workers(config, len(missing)), config.unsafe) as workers:
             for snapshot, name in missing:
                 workers.submit(_cell, config, arm, snapshot, name)
             workers.run(between=lambda: display.follow(lines))
             display.follow(lines)
     return {cell: read_evaluation(test / name) for cell, (_, name) in grid.cells.items()}
+
+
+def _workers(config: Config, cells: int) -> int:
+    """Each has a policy of its own: of all but the bundled ones, no more at once than the run had."""
+    return min(processors(), cells if config.policy == "tiny" else max(2, len(config.arms)))
 
 
 def _cell(config: Config, arm: str, snapshot: Snapshot, name: str) -> None:

@@ -5,7 +5,6 @@ Their arguments are here beside what they do; nothing heavy is imported before t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from whale_envs.errors import UserError
+from whale_envs.processors import processors
 from whale_train.options import MOST
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ServeRetrievalConfig:
     """Most queries that are searched at a time."""
     queue: int = 1024
     """Most queries that wait; the next ones are answered 503."""
-    threads: int = os.cpu_count() or 1
+    threads: int = processors()
     """Threads that share a batch."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ runs/<name>/run.json, result.json, report.html, report.png
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import msgspec
 from whale_envs import Harness, sandbox
 from whale_envs.episode import write_atomic
 from whale_envs.errors import UserError
+from whale_envs.processors import processors
 from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, evaluate, read_evaluation
@@ -53,7 +53,7 @@ def at_work(config: Experiment) -> Iterator[tuple[RunFolder, Pool]]:
 
     Raises `UserError` where the folder is another run's, or policy and harness do not work together.
     """
-    cores = min(os.cpu_count() or 1, max(2, len(config.arms)))
+    cores = min(processors(), max(2, len(config.arms)))
     with RunFolder(config, sandbox.tier()) as folder, pool(cores, config.unsafe) as workers:
         weights, unfit = workers.call(_first_look, config, not folder.finished)
         folder.starts_from(weights)

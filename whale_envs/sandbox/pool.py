@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Sequence
 
 from whale_envs.harness.helpers import ExecResult
+from whale_envs.processors import processors
 from whale_envs.sandbox import launch
 from whale_envs.sandbox.job import Job
 from whale_envs.sandbox.launch import Zygote
@@ -33,7 +33,7 @@ class Pool(Supervisor):
         huge_pages: bool = False,
         prepare: str = "",
     ) -> None:
-        self._workers = workers or _processors()
+        self._workers = workers or processors()
         options = {"preload": preload, "packages": packages, "prepare": prepare}
         super().__init__("whale_envs.sandbox.runner", options, True, _HUGE_PAGES if huge_pages else {})
 
@@ -62,7 +62,3 @@ class Pool(Supervisor):
 
         with self.slots:
             return self.using(once)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

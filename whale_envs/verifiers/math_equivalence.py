@@ -16,6 +16,7 @@ from typing import Any
 
 from whale_envs.episode import Verdict
 from whale_envs.harness.helpers import ExecResult
+from whale_envs.processors import processors
 from whale_envs.sandbox import Pool, Session
 from whale_envs.verifiers.math_answer import integer
 
@@ -105,7 +106,7 @@ class _Workers:
     def forget(self) -> None:
         """Have no worker. In a forked copy of this process, they are the original's."""
         self._free: list[tuple[Session, int]] = []  # with the number of questions that each has answered
-        self._turns = threading.Semaphore(len(os.sched_getaffinity(0)))
+        self._turns = threading.Semaphore(processors())
 
     def ask(self, source: str, timeout: float) -> tuple[str, str]:
         """The status of a source's run in some worker, and what it printed.
