@@ -25,7 +25,6 @@ from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers import load_proposer
 from whale_train.meta_harness.proposers.base import Proposer
-from whale_train.meta_harness.records import ScoreKey
 from whale_train.meta_harness.search import search
 from whale_train.options import SearchOptions, WeightOptions
 from whale_train.policies.base import Policy
@@ -209,9 +208,8 @@ class _Work:
         rounds = [r for r in self.archive.rounds if r.phase == phase.name]
         gain = 0.0
         if found.hash != harness.hash:
-            tasks, _ = split_tasks(self.domain.splits.harness, settings.shadow, settings.tasks)
-            key = str(ScoreKey(policy.weights_hash, tasks.hash, config.seed))
-            before = self.archive[harness.hash].scores[key].mean
+            assert self.archive.phase is not None  # this one
+            before = self.archive[harness.hash].scores[str(self.archive.phase.score_key)].mean
             gain = gain_of_harness(before, rounds[-1].accepted_mean, rounds[-1].optimism)
         return found, phase.over([r.accepted_mean for r in rounds]), gain
 

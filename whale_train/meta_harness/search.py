@@ -273,8 +273,7 @@ class _Phase:
     def candidate(self, proposal: Proposal, unit: str) -> Tried:
         """Gate one proposal, file it and, if it passed, score it. What it scored with has to be the model's."""
         key = self.phase.score_key
-        recorded = gate_episodes(self.archive.episodes(self.start.hash, key))
-        refused = gate(proposal, self.archive, key, unit, self.domain, recorded)
+        refused = gate(proposal, self.archive, key, unit, self.domain, gate_episodes(self.null.recorded))
         known = self.archive.with_tree(tree_hash(proposal.source))
         candidate = known or self.archive.add(
             proposal.source, proposal.hypothesis, proposal.parents, proposal.axes, unit, refused
