@@ -162,9 +162,11 @@ def test_the_frontier_is_who_solves_what_the_best_does_not_the_most_useful_first
         archive.record(made[name], KEY, score(sum(scores) / 7), episodes(KEY, *scores))
     archive.refuse(made["refused"], [Finding("static", "no")])
     assert archive.frontier() == {}, "no search has begun"
-    assert archive.frontier(KEY) == {made["two"]: ["t3", "t4"], made["one"]: ["t5"]}
     archive.begin(Phase("search", KEY), made["best"])
+    assert archive.frontier() == {made["two"]: ["t3", "t4"], made["one"]: ["t5"]}
     archive.finish_round(Round("search", 1, [], made["best"], 3 / 7))
-    assert json.loads((tmp_path / "frontier.json").read_text()) == archive.frontier() == archive.frontier(KEY)
-    archive.record(made["two"], ScoreKey("w2", "d1", 7), score(0.1), [])
-    assert archive.frontier(ScoreKey("w2", "d1", 7)) == {}
+    assert json.loads((tmp_path / "frontier.json").read_text()) == archive.frontier()
+    other = ScoreKey("w2", "d1", 7)
+    archive.record(made["two"], other, score(0.1), [])
+    archive.begin(Phase("search 2", other), made["two"])
+    assert archive.frontier() == {}

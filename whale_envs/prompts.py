@@ -122,7 +122,7 @@ class Prompts:
     def calls(self, text: str, prompt: Sequence[int], tools: list[dict[str, Any]] | None) -> list[ToolUse]:
         """The tool calls in what a model said after these prompt ids.
 
-        None when it was shown no `tools`, or when its template writes calls in a way that is not known.
+        None of them when it was shown no `tools`, or when its template writes calls in a way that is not known.
         """
         if not tools or self._family is None:
             return []

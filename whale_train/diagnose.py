@@ -6,8 +6,9 @@
     arms/harness-only/harness.py   the harness that the search accepted
     shadow/<weights>-<harness>/    the start and both ends, measured on the shadow tasks
 
-They are two arms of a run with one phase each and the same budget, and they are taken up again as a run's are. The test
-split is not loaded: a diagnosis is made before there is anything to test. The rule is in `whale_train.bounds`.
+They are two arms of a run, each with phases of one kind and the same budget, and they are taken up again as a run's
+are. The test split is not loaded: a diagnosis is made before there is anything to test. The rule is in
+`whale_train.bounds`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 class Pool:
-    """Runs jobs in `workers` processes, and asks for more jobs as jobs end."""
+    """Runs jobs in the processes of an executor, and asks for more jobs as jobs end."""
 
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor

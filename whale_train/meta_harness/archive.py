@@ -151,17 +151,17 @@ class Archive:
         found, name = read_json_lines(path, Outcome) if path.exists() else (), str(key)
         return {o.task: o for o in found if o.key == name}
 
-    def frontier(self, key: ScoreKey | None = None) -> dict[str, list[str]]:
-        """What there is to merge from: harnesses with the tasks that they solve and the best under `key` (by default
-        the current phase's) does not, by hash.
+    def frontier(self) -> dict[str, list[str]]:
+        """What there is to merge from: harnesses with the tasks that they solve and the best under the current phase's
+        key does not, by hash.
 
         The one that adds most tasks comes first, then the one that adds most to those two, and so on until nobody adds
         any; each is given with the tasks that it adds. Refused ones are left out, dropped ones are not.
         """
-        ranked = self.scored(key)
+        ranked = self.scored()
         if not ranked:
             return {}
-        key = key or self.phase.score_key  # type: ignore[union-attr]
+        key = self.phase.score_key  # type: ignore[union-attr]
         others = [c.hash for c in self.candidates if str(key) in c.scores and not c.gate]
         solved = {h: [t for t, o in self.outcomes(h, key).items() if o.score > 0.5] for h in others}
         best, found = set(solved[ranked[0].hash]), dict[str, list[str]]()

@@ -83,9 +83,8 @@ def write_card(config: CardConfig) -> Path:
 
 
 def _row(name: str, result: Evaluation, facts: list[str]) -> str:
-    score = f"{100 * result.score.mean:.1f} % [{100 * result.score.low:.1f}, {100 * result.score.high:.1f}]"
     shares = (f"{100 * result.behaviours[f]:.0f} %" if f in result.behaviours else "" for f in facts)
-    return f"| {name} | {score} | {' | '.join(shares)} |"
+    return f"| {name} | {result.score} | {' | '.join(shares)} |"
 
 
 if __name__ == "__main__":

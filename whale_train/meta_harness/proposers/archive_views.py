@@ -27,7 +27,7 @@ def result_of(desk: Desk, candidate: Candidate) -> str:
         return "no score under the present weights"
     shown = f"{score.mean:.3f} ± {1.96 * score.se:.3f} on {score.n} tasks, {score.turns:.1f} model calls"
     if score.dropped:
-        shown += ", dropped from the race: too far behind"
+        shown += ", dropped from the race"
     for parent in candidate.parents:
         before = desk.score(desk.archive[parent]) if parent in desk.archive else None
         if before and before.n == score.n:
