@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -159,6 +160,31 @@ def around(before: str, after: str) -> Harness:
     head = "import string, typing\nfrom whale_envs.harness import tag, user\n"
     run = f"def run(task, tools):\n    r = yield [user(task.question)]\n    {after}\n"
     return Harness(f"{head}{before}\n{run}", "around")
+
+
+#: Sources that keep a reader busy which looks at all pairs of something, or goes over the file for each name.
+BUSY = {
+    "moves": f"X = '{'e2e4 ' * 20_000}'",
+    "names": "def f(task):\n" + "".join(f"    x{n} = x{n + 1}\n" for n in range(6_000)) + "    x6000 = task",
+    "formats": "X = 'x'\n" + "X.format()\n" * 5_000,
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_no_source_keeps_its_reader_busy(name: str) -> None:
+    begun = time.process_time()
+    static_findings(around(BUSY[name], "return r.text"), null("chess").domain.splits.harness)
+    assert time.process_time() - begun < 30  # where it takes one or two; it took hours
+
+
+def test_names_that_lead_back_and_forth_are_not_followed_for_ever() -> None:
+    """Each pass, forwards and backwards by turns, gets on by one name."""
+    order = [n for k in range(40) for n in (k, 80 - k)]
+    steps = {order[at]: order[at + 1] for at in range(len(order) - 1)}
+    body = "".join(f"    x{n} = x{steps[n]}\n" for n in sorted(steps))
+    harness = around(f"def f(task):\n{body}    x{order[-1]} = task", "return r.text")
+    found = static_findings(harness, null("search-qa").domain.splits.harness)
+    assert any("more names than can be followed" in f.reason for f in found)
 
 
 def test_branches_are_read_whatever_run_calls_its_arguments() -> None:

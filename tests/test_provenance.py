@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from whale_envs import Episode
@@ -83,6 +85,16 @@ def test_what_a_harness_adds_to_a_program_must_not_be_what_prints(own: str, hone
     said = f"Let us see:\n<python>{code}</python>"
     ran = call("python", own.format(code), ExecResult("42\n", "", "ok"), 1)
     assert (provenance(episode("42", said, tools=[ran])) is None) == honest
+
+
+def test_a_program_of_a_harness_takes_no_hours_to_read() -> None:
+    lines = ["print(" + ")" * 300_000 + "x", "from" + "import" * 50_000 + "!", *map(str, range(40_000))]
+    begun = time.process_time()
+    for line in (*lines[:2], "\n".join(lines[2:])):
+        ran = call("python", f"a = 42\n{line}", ExecResult("42\n", "", "ok"), 1)
+        assert provenance(episode("42", "<python>a = 42</python>", tools=[ran])) is None  # the model wrote 42 itself
+        assert provenance(episode("43", "<python>a = 42</python>", tools=[ran])) is not None
+    assert time.process_time() - begun < 30  # where it takes less than one
 
 
 def test_a_passage_does_not_count_whoever_searched() -> None:

@@ -27,7 +27,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\ua
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 #: Lines, without spaces, that a harness may put around a model's program: imports, and the frame of a `try`.
 _FRAME = re.compile(r"#.*|import[\w.,]+|from[\w.]+import[\w.,*()]+|try:|finally:|pass|except(?:[\w.,()]*):")
-_PRINT = re.compile(r"print\((?:repr|str)?\(?(.+?)\)*\)")
+#: Longest of these lines.
+_FRAME_CHARS = 200
 
 
 def provenance(episode: Episode) -> Finding | None:
@@ -79,9 +80,9 @@ def _strings(value: Any) -> Iterator[str]:
 def _holds(said: list[str], code: str) -> bool:
     """Whether a program is the model's: its lines stand in what it said, and the others are harmless."""
     written = "\n".join(_squeezed(said))
-    lines = list(_squeezed([code]))
-    theirs = [_stands(line, written) for line in lines]
-    return any(theirs) and all(own or _harmless(line, written) for own, line in zip(theirs, lines, strict=True))
+    lines = set(_squeezed([code]))
+    own = {line for line in lines if _stands(line, written)}
+    return bool(own) and all(_harmless(line, written) for line in lines - own)
 
 
 def _squeezed(texts: Iterable[str]) -> Iterator[str]:
@@ -91,13 +92,18 @@ def _squeezed(texts: Iterable[str]) -> Iterator[str]:
 
 def _stands(line: str, written: str) -> bool:
     """Whether a line is one of those that were written, or what a tag, a fence or a semicolon sets off in one."""
-    return re.search(rf"(?<![\w.]){re.escape(line)}(?![\w.])", written) is not None
+    return line in written and re.search(rf"(?<![\w.]){re.escape(line)}(?![\w.])", written) is not None
 
 
 def _harmless(line: str, written: str) -> bool:
     """Whether a line computes nothing of its own: it imports, is the frame of a `try`, or prints what was written."""
-    printed = _PRINT.fullmatch(line)
-    return _FRAME.fullmatch(line) is not None or (printed is not None and _stands(printed[1], written))
+    if len(line) <= _FRAME_CHARS and _FRAME.fullmatch(line):
+        return True
+    if not (line.startswith("print(") and line.endswith(")")):
+        return False
+    inner = line[len("print(") :].rstrip(")")
+    inner = next((inner.removeprefix(head) for head in ("repr(", "str(", "(") if inner.startswith(head)), inner)
+    return bool(inner) and _stands(inner, written)
 
 
 def _comes_from(answer: Any, sources: list[str]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -42,6 +43,7 @@ def reach(tree: ast.Module) -> Iterator[Finding]:
     modules = _modules(tree)
     own = _own_names(tree)
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    texts = _texts(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _import(node)
@@ -52,7 +54,7 @@ def reach(tree: ast.Module) -> Iterator[Finding]:
         elif isinstance(node, ast.Attribute):
             yield from _attribute(node, own, modules)
             if node.attr in FORMATTING:
-                yield from _formats(node, tree)
+                yield from _formats(node, texts)
         elif isinstance(node, ast.Call):
             yield from _call(node)
         elif isinstance(node, ast.Constant):
@@ -144,15 +146,23 @@ def _attribute(node: ast.Attribute, own: set[str], modules: dict[str, str]) -> I
         yield found(node, f"reaches the module {name} through {module}")
 
 
-def _formats(node: ast.Attribute, tree: ast.Module) -> Iterator[Finding]:
+def _texts(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """What is assigned to each name that is given nothing in any other way."""
+    assigned: dict[str, list[ast.expr]] = {}
+    stored: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            stored[node.id] += 1
+        elif isinstance(node, ast.arg):
+            stored[node.arg] += 1
+    return {name: values for name, values in assigned.items() if stored[name] == len(values)}
+
+
+def _formats(node: ast.Attribute, given: dict[str, list[ast.expr]]) -> Iterator[Finding]:
     """Findings where a text is filled in that is not written out, or that names the inside of something."""
-    texts = [node.value]
-    if isinstance(node.value, ast.Name):  # by a name that is given texts alone
-        name = node.value.id
-        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and type(n.ctx) is not ast.Load]
-        given = any(isinstance(n, ast.arg) and n.arg == name for n in ast.walk(tree))
-        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) and n.targets[0] in stored]
-        texts = texts if len(texts) == len(stored) and not given else []
+    texts = given.get(node.value.id, []) if isinstance(node.value, ast.Name) else [node.value]
     written = [fold(text) for text in texts]
     if not texts or None in written:
         yield found(node, f"fills in ({node.attr}) a text that is not written out: it may name any attribute")

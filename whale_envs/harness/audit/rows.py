@@ -63,6 +63,8 @@ class Rows:
                     passages.update(set(_passages(words(text))))
             self._gold(task.gold)
         self.passages = {p for p, rows in passages.items() if rows <= self.few}
+        self.lengths = sorted({len(line) for line in self.lines})
+        self._folded = [text.casefold() for text in self.texts]
 
     def _gold(self, gold: Any) -> None:
         line = getattr(gold, "line", None)
@@ -79,7 +81,7 @@ class Rows:
     def holding(self, literal: str) -> int:
         """How many shown texts hold a literal, in whatever case."""
         part = literal.casefold()
-        return sum(part in text.casefold() for text in self.texts)
+        return sum(part in text for text in self._folded)
 
     def particular(self, literal: str) -> bool:
         """Whether a literal picks out a few rows: few hold it, and it has a name or a number in it, or is long. A
@@ -87,7 +89,7 @@ class Rows:
         if literal in self.kinds or not words(literal) or not 0 < self.holding(literal) <= self.few:
             return False
         part = literal.casefold()
-        places = [(text, text.casefold().find(part)) for text in self.texts if part in text.casefold()]
+        places = [(t, folded.find(part)) for t, folded in zip(self.texts, self._folded, strict=True) if part in folded]
         return len(words(literal)) >= LONG or any(_names(text, at, at + len(part)) for text, at in places)
 
 
@@ -140,7 +142,7 @@ def _held(text: str, rows: Rows) -> str:
     if any(p in rows.passages for p in _passages(words(text))):
         return "the text of a task"
     moves = _UCI.findall(text)
-    if any(tuple(moves[at:end]) in rows.lines for at in range(len(moves)) for end in range(at + 2, len(moves) + 1)):
+    if any(tuple(moves[at : at + length]) in rows.lines for at in range(len(moves)) for length in rows.lengths):
         return "the solution of a task"
     return ""
 
