@@ -9,7 +9,8 @@ import pytest
 import tiny_agent
 import torch
 from peft import LoraConfig
-from rsft_runs import OnRows, make_rows
+from rsft_runs import OnRows, apart, curve, make_rows, trainer
+from trl import SFTTrainer
 
 from whale_envs import UserError
 
@@ -64,3 +65,42 @@ def test_weights_alone(tmp_path: Path) -> None:
     go_on(tmp_path, save_only_model=True)
     with pytest.raises(UserError, match="checkpoint-1 has no state of the optimiser"):
         go_on(tmp_path)
+
+
+class _BrokenOff(Exception):
+    """As Ctrl-C is, somewhere within an update."""
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_trainer_that_was_broken_off_within_an_update_goes_on_itself(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"minibatch_size": 8, "save_strategy": "steps", "per_device_train_batch_size": 3}
+    whole = OnRows(STEPS, tmp_path / "whole", **settings)
+    whole.train()
+    made, honest, passes = OnRows(STEPS, tmp_path / "w", **settings), SFTTrainer.training_step, 0
+
+    def breaks_off(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal passes
+        loss, passes = honest(self, *args, **kwargs), passes + 1
+        if passes == at:
+            raise _BrokenOff
+        return loss
+
+    with monkeypatch.context() as patch, pytest.raises(_BrokenOff):
+        patch.setattr(SFTTrainer, "training_step", breaks_off)
+        made.train()
+    if at < 4:  # before the first checkpoint
+        with pytest.raises(UserError, match="the weights in memory are those of no step: make the trainer again"):
+            made.train(resume_from_checkpoint=True)
+        made = OnRows(STEPS, tmp_path / "w", **settings)
+    made.train(resume_from_checkpoint=True)
+    assert (curve(made), apart(made.model, whole.model)) == (curve(whole), 0)
+
+
+def test_a_run_that_has_ended_still_has_its_curve(tmp_path: Path) -> None:
+    first = trainer(tmp_path, max_steps=1)
+    first.train()
+    again = trainer(tmp_path, max_steps=1)
+    again.train(resume_from_checkpoint=True)
+    assert (curve(again), again.state.global_step) == (curve(first), 1)

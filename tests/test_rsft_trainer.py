@@ -95,6 +95,17 @@ def test_everything_is_logged_for_each_step(tmp_path: Path) -> None:
     assert (logs["staleness"], logs["epoch"], logs["step"]) == (0, 0.5, 1)
 
 
+def test_a_line_of_the_log_is_the_mean_of_its_steps(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"harness": tiny_agent.ONE_TURN, "max_steps": 4, "save_strategy": "no"}
+    each, two = (trainer(tmp_path / str(n), **settings, logging_steps=n) for n in (1, 2))
+    each.train()
+    two.train()
+    steps = curve(each)
+    for at, line in enumerate(curve(two)):
+        for name in ("reward", "entropy", "updates", "tokens/trained", "kl"):
+            assert line[name] == pytest.approx(sum(s[name] for s in steps[2 * at : 2 * at + 2]) / 2), name
+
+
 def test_nothing_accepted_is_no_update_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_agent._Echo, "verdict", lambda self, answer: Verdict(0.5, "not above a half"))
     made = one_step(tmp_path, max_steps=2)
@@ -228,9 +239,11 @@ def test_checkpoints_are_pushed_when_they_are_whole(tmp_path: Path, monkeypatch:
         assert (Path(folder) / "trainer_state.json").exists() and checkpoint.latest(tmp_path) == Path(folder)
         pushed.append(Path(folder).name)
 
-    monkeypatch.setattr(SFTTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(SFTTrainer, "init_hf_repo", lambda self, token=None, private=None: None)
     monkeypatch.setattr(SFTTrainer, "_push_from_checkpoint", push)
-    made = trainer(tmp_path, harness=tiny_agent.ONE_TURN, push_to_hub=True, hub_model_id="somebody/model")
+    made = trainer(
+        tmp_path, harness=tiny_agent.ONE_TURN, push_to_hub=True, hub_token="t", hub_model_id="somebody/model"
+    )
     made.train()
     assert pushed == ["checkpoint-1", "checkpoint-2"]
 
@@ -293,6 +306,15 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
         ("packing", True, "packing=True: give padding_free=True"),
         ("eval_strategy", "steps", "eval_strategy='steps': training looks at its own episodes only"),
         ("assistant_only_loss", True, "assistant_only_loss=True: the loss is on the tokens that were sampled"),
+        ("loss_type", "dft", "loss_type='dft': the loss is minus the tokens' mean log-probability"),
+        ("label_smoothing_factor", 0.1, "label_smoothing_factor=0.1: the loss is"),
+        ("eval_on_start", True, "eval_on_start=True: training looks at its own episodes only"),
+        ("save_strategy", "best", "save_strategy='best': nothing is evaluated: give 'steps'"),
+        ("learning_rate", "1e-6", "learning_rate='1e-6': expected a number"),
+        ("temperature", None, "temperature=None: expected a number"),
+        ("max_steps", 2.5, r"max_steps=2\.5: expected a whole number of steps"),
+        ("num_train_epochs", 0, "num_train_epochs=0: expected a number above 0, or max_steps"),
+        ("optim", "adamm", "adamm is not a valid OptimizerNames"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_at_once(field: str, value: Any, said: str, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class RSFTConfig(SFTConfig):
     - `bf16` is on where there is an accelerator; on a CPU, computations are in the model's own type.
     - `max_length` cannot be given: a row is never cut. `max_row_tokens` is the limit here.
     - `packing` cannot be given; `padding_free` puts each micro-batch in one row without padding.
+    - `router_aux_loss_coef` is 0, whatever a mixture of experts has in its config: RSFT's loss has no such term. Where
+      it is given, that term is the mean over micro-batches, and these then change the result a little.
 
     Raises `UserError` for a value that cannot be meant.
     """
@@ -59,6 +61,7 @@ class RSFTConfig(SFTConfig):
     save_total_limit: int | None = _field(2, "How many checkpoints are kept.")
     activation_checkpointing: bool | None = _field(True, "Compute activations again in the backward pass: less memory.")
     max_length: int | None = _field(None, "Not used: a row is never cut. See max_row_tokens.")
+    router_aux_loss_coef: float | None = _field(0.0, "Weight of the load balancing loss of a mixture of experts.")
 
     def __post_init__(self) -> None:
         self._check()
@@ -68,7 +71,10 @@ class RSFTConfig(SFTConfig):
             self.gradient_checkpointing = bool(self.activation_checkpointing)
         self.dataset_kwargs = {"skip_prepare_dataset": True}  # rows come ready
         self.remove_unused_columns = False
-        super().__post_init__()  # type: ignore[no-untyped-call]
+        try:
+            super().__post_init__()  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise UserError(" ".join(str(error).split())) from error
 
     def _check(self) -> None:
         for name in ("prompts_per_step", "num_generations", "minibatch_size", "max_row_tokens", "sampling_batch_size"):
@@ -78,6 +84,12 @@ class RSFTConfig(SFTConfig):
         self._whole("per_device_train_batch_size", 1)
         if self.max_per_question is not None:
             self._whole("max_per_question", 1)
+        for name in ("learning_rate", "max_grad_norm", "temperature", "top_p", "num_train_epochs"):
+            self._number(name)
+        if not isinstance(self.max_steps, int):
+            raise UserError(f"max_steps={self.max_steps!r}: expected a whole number of steps, or -1 to train in epochs")
+        if self.max_steps <= 0 and not 0 < self.num_train_epochs < math.inf:
+            raise UserError(f"num_train_epochs={self.num_train_epochs!r}: expected a number above 0, or max_steps")
         if not 0 < self.learning_rate < math.inf:
             raise UserError(f"learning_rate={self.learning_rate!r}: expected a number above 0, such as 1e-6")
         if not 0 <= self.max_grad_norm < math.inf:
@@ -96,6 +108,9 @@ class RSFTConfig(SFTConfig):
             "load_best_model_at_end": False,
             "assistant_only_loss": False,
             "completion_only_loss": None,
+            "loss_type": "nll",
+            "label_smoothing_factor": 0.0,
+            "eval_on_start": False,
         }
         instead = {
             "gradient_accumulation_steps": "it follows from minibatch_size and per_device_train_batch_size",
@@ -106,12 +121,22 @@ class RSFTConfig(SFTConfig):
             "load_best_model_at_end": "nothing is evaluated: the last checkpoint is the one that was trained longest",
             "assistant_only_loss": "the loss is on the tokens that were sampled, always",
             "completion_only_loss": "the loss is on the tokens that were sampled, always",
+            "loss_type": "the loss is minus the tokens' mean log-probability, always",
+            "label_smoothing_factor": "the loss is minus the tokens' mean log-probability, always",
+            "eval_on_start": "training looks at its own episodes only: evaluate the model with whale eval",
         }
         for name, value in fixed.items():
             if getattr(self, name) != value:
                 raise UserError(f"{name}={getattr(self, name)!r}: {instead[name]}")
+        if self.save_strategy == "best":
+            raise UserError("save_strategy='best': nothing is evaluated: give 'steps', 'epoch' or 'no'")
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+    def _number(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: expected a number")

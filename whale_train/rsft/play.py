@@ -41,13 +41,15 @@ def resolve(
         if not isinstance(found, HarnessEnv):
             raise UserError(f"env {env}: expected one of whale_envs, such as gymnasium.make('whale/Math')")
         own, domain = found.harness, found.domain
-    else:
+    elif isinstance(env, Domain):
         domain = env
+    else:
+        raise UserError(f"env={env!r}: expected an id such as whale/Math, an env of whale_envs, or a Domain")
     if harness is None:
         return domain, [own or load_harness("h0", domain.name)]
-    given = [harness] if isinstance(harness, str | Path | Harness) else list(harness)
-    if not given:
-        raise UserError("harness=[]: expected at least one harness")
+    given = list(harness) if isinstance(harness, list | tuple) else [harness]
+    if not given or not all(isinstance(h, HarnessLike) for h in given):
+        raise UserError(f"harness={harness!r}: expected a name, a path or a Harness, or a list of at least one of them")
     return domain, [load_harness(h, domain.name) for h in given]
 
 

@@ -32,8 +32,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 from trl import SFTTrainer  # type: ignore[attr-defined]
 
@@ -42,7 +44,7 @@ from whale_train.ledger import tokens
 from whale_train.policies.base import Engine, Sampling
 from whale_train.policies.transformers import TransformersPolicy
 from whale_train.progress import Progress, Silent
-from whale_train.rsft import checkpoint
+from whale_train.rsft import checkpoint, given
 from whale_train.rsft.attention import row_by_row
 from whale_train.rsft.config import RSFTConfig
 from whale_train.rsft.handover import Handover
@@ -122,18 +124,19 @@ class RSFTTrainer(SFTTrainer):
         if args is None:
             name = model if isinstance(model, str) else str(model.config.name_or_path or "model")
             args = RSFTConfig(output_dir=f"{name.rstrip('/').split('/')[-1]}-RSFT")
-        if policy is not None and not isinstance(policy, Engine | TransformersPolicy):
-            raise UserError(
-                f"policy {policy.name} takes no weights (it is no Engine), so that it would go on sampling from those "
-                "of the start: leave it out, and the model samples itself"
-            )
+        given.check(model, args, processing_class, policy)
         self.domain, self.harnesses = resolve(env, harness)
         self.deal = Deal(self.domain.splits.weight, args.prompts_per_step, args.seed)
         #: Hears of episodes that have ended; set it to watch a step.
         self.progress: Progress = Silent()
         self._draft: Path | None = None
+        #: Whether an epoch on a step's rows was broken off: the weights in memory are then those of no step.
+        self._broken_off = False
         self._plain_forward = None if isinstance(model, str) else model.__dict__.get("forward")
-        try:
+        if args.should_save:
+            with checkpoint.writing(Path(str(args.output_dir))):
+                Path(str(args.output_dir)).mkdir(parents=True, exist_ok=True)
+        with given.making(model):
             super().__init__(
                 model=model,
                 args=args,
@@ -145,10 +148,6 @@ class RSFTTrainer(SFTTrainer):
                 peft_config=peft_config,
                 quantization_config=quantization_config,
             )
-        except OSError as error:
-            if not isinstance(model, str):
-                raise
-            raise UserError(f"cannot load a model from {model!r}: {' '.join(str(error).split())[:300]}") from None
         self.policy = policy or self._own_policy()
         self._handover = Handover(self.policy, self._tokenizer) if isinstance(self.policy, Engine) else None
         self._start = Start(self.model, self._sharded, args.device) if args.kl_sequences else None
@@ -207,9 +206,16 @@ class RSFTTrainer(SFTTrainer):
             raise UserError(
                 f"{out} holds {there.name}: give resume_from_checkpoint=True to go on from it, or another output folder"
             )
+        if self._broken_off and not last:
+            raise UserError(
+                "training was broken off within a step, with no checkpoint to go on from, so that the weights in "
+                "memory are those of no step: make the trainer again, with the model as it was at the start"
+            )
         if self.args.should_save:
-            checkpoint.claim(out, self._identity())
-            checkpoint.tidy(out, self.args.save_total_limit)
+            with checkpoint.writing(out):
+                checkpoint.claim(out, self._identity())
+                checkpoint.tidy(out, self.args.save_total_limit)
+        self._metrics["train"].clear()  # of a step that was broken off
         self._synced = -1
         done = checkpoint.steps_done(last) if last else 0
         if last and done >= self.total_steps:
@@ -227,6 +233,7 @@ class RSFTTrainer(SFTTrainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise UserError(f"{folder} is the end of a run of {done} steps: give a larger max_steps to go on")
         self._load_from_checkpoint(str(folder))
+        self.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         return TrainOutput(done, 0.0, {})
 
     def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
@@ -276,7 +283,8 @@ class RSFTTrainer(SFTTrainer):
             episodes = todo.play(self.policy, rank, ranks, self.progress)
         self._note({"tokens_per_second/sampling": tokens(episodes)[1] / (time.perf_counter() - began)})
         if args.should_save:
-            write_episodes(path, episodes)
+            with checkpoint.writing(path):
+                write_episodes(path, episodes)
         return episodes
 
     def select(self, episodes: Sequence[Episode]) -> list[Episode]:
@@ -300,7 +308,10 @@ class RSFTTrainer(SFTTrainer):
             row_by_row(base_of(self.model)) if args.padding_free else nullcontext(),
         ):
             torch.manual_seed(seed + self.accelerator.process_index)
-            return [self._update(model, batch) for batch in minibatches(rows, args.minibatch_size, seed)]
+            self._broken_off = True
+            updates = [self._update(model, batch) for batch in minibatches(rows, args.minibatch_size, seed)]
+            self._broken_off = False
+            return updates
 
     def _update(self, model: nn.Module, batch: Sequence[Row]) -> Update:
         """One optimiser step on a minibatch, of which each process computes its share."""
@@ -309,6 +320,8 @@ class RSFTTrainer(SFTTrainer):
         parts = [batch[at : at + size] for at in range(0, len(batch), size)]
         trained = [sum(row.trained for row in part) for part in parts]
         loss, count = torch.zeros((), device=self.args.device), torch.tensor(sum(trained), device=self.args.device)
+        self.current_gradient_accumulation_steps = len(parts)  # by which TRL divides what is a mean over each part
+        noted = self._metrics["train"].pop("entropy", [])  # of the steps since the last line of the log
         for part in parts:
             last = part is parts[-1]
             self.accelerator.gradient_state._set_sync_gradients(last)
@@ -327,6 +340,8 @@ class RSFTTrainer(SFTTrainer):
         model.zero_grad()
         self._made += 1
         entropies = self._metrics["train"].pop("entropy")  # means over the parts' tokens
+        if noted:
+            self._metrics["train"]["entropy"] = noted
         for other in ("mean_token_accuracy", "num_tokens"):  # of a last part alone, and since the last resumption
             self._metrics["train"].pop(other)
         entropy = sum(e * n for e, n in zip(entropies, trained, strict=True)) / sum(trained)
@@ -381,6 +396,11 @@ class RSFTTrainer(SFTTrainer):
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         with checkpoint.reading(Path(checkpoint_folder or "")):
             super()._load_rng_state(checkpoint_folder)  # type: ignore[no-untyped-call]
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """See `Trainer`. Raises `UserError` when there is no token, or the hub refuses it."""
+        with given.asking_the_hub(token or self.args.hub_token):
+            super().init_hf_repo(token, private)  # type: ignore[no-untyped-call]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """See `Trainer`; the checkpoint is whole or not there."""
