@@ -118,7 +118,7 @@ def test_a_line_that_goes_on_after_mate_or_passes_is_dropped(tmp_path):
     [
         ([""], "is empty"),
         (["a,b,c", "1,2,3"], "has no header"),
-        ([HEADER], "keeps 0 rows"),
+        ([HEADER], "holds no row"),
         (["FEN,Rating"], "has no column moves"),
         ([HEADER, "x1,not a fen,e2e4 e7e5"], "1 x FEN cannot be read"),
         ([HEADER, ROWS[0]], "keeps 1 rows"),

@@ -226,7 +226,19 @@ def test_a_gold_that_is_nothing_after_normalisation_is_dropped_alone(tmp_path):
         ("t.parquet", as_parquet([{"problem": "x"}]), "has no column answer"),
         ("t.json", b"[1, 2]", "t.json:1 is a JSON str"),
         ("t.json", b"7", "holds a JSON str"),
-        ("t.json", b"", "keeps 0 rows"),
+        ("t.json", b"", "holds no row"),
+        ("t.csv", b"problem,answer\r\n", "holds no row"),
+        (
+            "t.csv",
+            "problem,answer\nprix en é,1\n".encode("latin-1"),
+            "it is no text in UTF-8; expected .* saved as UTF-8",
+        ),
+        (
+            "t.csv",
+            b'problem,answer\na,1\n"b,2\nc,3\n',
+            r"cannot read the row of .*t.csv:3 .*: are all quotes in it closed",
+        ),
+        ("t.csv", b'problem,answer\n"a\nb",1\n"c"d,2\n', r"cannot read the row of .*t.csv:4 "),
         ("t.jsonl.gz", gzip.compress(as_tar("t.jsonl", b'{"problem": 1')), ":1 is no JSON"),
     ],
 )
@@ -263,6 +275,27 @@ def test_a_corpus_in_a_tar_archive_named_jsonl_gz_is_read(tmp_path):
 def prints(code, session):
     """In the sandbox's place: `print('...')` of a literal."""
     return ExecResult(code.removeprefix("print('").removesuffix("')") + "\n", "", "ok")
+
+
+@pytest.mark.parametrize("domain", ROWS)
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.CSV.GZ"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_what_stands_between_cells_and_lines_changes_no_task(tmp_path, domain, name, separator, end):
+    rows = [row | {"note": 'a; b, "c"\td\n\ne'} for row in ROWS[domain]]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), delimiter=separator, lineterminator=end, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    content = b"\xef\xbb\xbf" + text.getvalue().encode()
+    (path := tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("GZ") else content)
+    (plain := tmp_path / "t.jsonl").write_bytes(as_jsonl(ROWS[domain]))
+    assert tasks_of(domain, path) == tasks_of(domain, plain)
+
+
+def tasks_of(domain, path):
+    splits = load_splits(domain, path)
+    return [list(splits[split]) for split in SPLITS], splits.dropped
 
 
 @needs_real_data

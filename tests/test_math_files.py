@@ -174,7 +174,7 @@ def test_content_ignores_typography_and_nothing_else(a, b, same):
         ([{"problem": "P", "answer": [1, 2]}], r"p\.jsonl:1: the answer is a list"),
         (['{"problem": "\\ud800", "answer": 1}'], r"p\.jsonl:1 is no JSON .it holds half of a surrogate pair"),
         (["[" * 100_000], r"p\.jsonl:1 is no JSON"),
-        ([], r"keeps 0 rows"),
+        ([], r"holds no row"),
         (
             [{"problem": "P", "answer": "x"}] * 3,
             r"keeps 0 rows.*dropped: 3 x the answer is not an integer",

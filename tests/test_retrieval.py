@@ -211,6 +211,16 @@ def test_an_unknown_retriever_and_a_missing_corpus_say_what_was_expected(tmp_pat
         open_retriever(str(tmp_path / "none.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.tsv", "c.parquet"])
+@pytest.mark.parametrize("backend", ["bm25s", "rank_bm25"])
+def test_a_table_of_passages_is_told_how_to_become_jsonl(tmp_path, name, backend):
+    (tmp_path / name).write_bytes(b"id,title,text\n1,Paris,A town.\n")
+    reads = {"csv": "read_csv", "tsv": "read_table", "parquet": "read_parquet"}[name[2:]]
+    with pytest.raises(UserError, match=rf"{name} is a table: expected JSONL .*pandas.{reads}\(.*lines=True") as error:
+        open_retriever(str(tmp_path / name), backend)
+    assert "\n" not in str(error.value)
+
+
 def test_an_env_takes_a_corpus_an_index_or_the_reference_by_one_argument(tmp_path):
     world = SearchWorld(2)
     corpus = write(tmp_path, world.passages())

@@ -150,14 +150,17 @@ def test_a_corpus_that_is_indexed_on_the_way_is_told_of(corpus, tmp_path, monkey
     assert [line for line in lines if "reading" in line] == [
         line for line in lines if re.fullmatch(r"indexing c: reading \d+%, [24]00 passages", line)
     ]
-    assert "indexing c: scoring 100%, 480 passages" in lines
+    assert [line for line in lines if "scoring" in line] == [
+        f"indexing c: scoring {share}%, 480 passages" for share in (21, 42, 62, 83)
+    ]
     monkeypatch.setenv("WHALE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retrieval_build, "printed", lambda what: printed(what, every=0))
+    monkeypatch.setattr(retrieval_build, "SHARD_PASSAGES", 240)
     open_retriever(str(corpus))
-    assert f"indexing {corpus}, once: scoring 100%, 480 passages" in capsys.readouterr().err
+    assert f"indexing {corpus}, once: scoring 50%, 480 passages\n" in capsys.readouterr().err
+    monkeypatch.setattr(retrieval_build, "SHARD_PASSAGES", 480)
     (tmp_path / "copy.jsonl.gz").write_bytes(corpus.read_bytes())
-    monkeypatch.undo()
-    open_retriever(str(tmp_path / "copy.jsonl.gz"))  # in a moment: nothing is said
+    open_retriever(str(tmp_path / "copy.jsonl.gz"))  # one step, however long numba compiles: nothing is said
     assert capsys.readouterr().err == ""
 
 
@@ -186,6 +189,16 @@ def test_a_row_that_is_no_passage_names_its_line_and_after_a_repair_the_build_mu
     path.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n')
     with pytest.raises(UserError, match=r"holds the index of .* as it was, or with other options: remove the folder"):
         build_index(path, out, 1)
+
+
+def test_a_build_that_came_to_nothing_leaves_its_folder_to_the_next_one(tmp_path):
+    (path := tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
+    out = tmp_path / "index"
+    with pytest.raises(UserError, match=r"c.jsonl:2 is no passage"):
+        build_index(path, out)
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert build_index(path, out).passages == 2
+    assert [p.text for p in StoredIndex(out).passages] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -274,4 +287,7 @@ def test_an_index_is_tried_from_the_command_line(corpus, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[0].endswith(title)
+    assert cli.main(["index", "search", str(tmp_path / "index"), "?! zzz"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == f"no passage of {tmp_path / 'index'} has a word of '?! zzz'\n"
     assert cli.main(["index", "search", str(tmp_path / "index"), title, "--k", "50"]) == 2

@@ -69,12 +69,13 @@ def test_rows_that_cannot_be_scored_are_dropped_and_counted(tmp_path):
         {"question": "Q1", "answer": "X!"},
         {"question": "q9", "answers": ["*"]},
         {"question": "?", "answers": ["x"]},
+        {"question": None, "answers": ["x"]},
     ]
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(json.dumps(r) for r in rows))
     splits = load_splits("search-qa", path)
     assert sum(len(splits[s]) for s in SIZES) == 4
-    assert splits.dropped == {DUPLICATE: 1, NO_ANSWER: 1, NO_QUESTION: 1}
+    assert splits.dropped == {DUPLICATE: 1, NO_ANSWER: 1, NO_QUESTION: 2}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_malformed_question_file_is_one_line_that_names_the_place(tmp_path, co
 def test_a_missing_file_and_a_dataset_without_a_corpus_say_what_was_expected(tmp_path):
     with pytest.raises(UserError, match=r"no file .*expected questions"):
         load_domain("search-qa", f"{tmp_path}/none.jsonl,corpus={tmp_path}/none.jsonl")
-    with pytest.raises(UserError, match="names no corpus"):
+    with pytest.raises(UserError, match=r"names no corpus: expected questions\.jsonl,corpus=CORPUS, "):
         load_domain("search-qa", "questions.jsonl")
 
 

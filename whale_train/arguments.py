@@ -101,9 +101,10 @@ class DataConfig:
     domain: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DOMAIN")]
     """search-qa, math or chess."""
     source: str
-    """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file or folder of your own."""
+    """hub (the paper's sets), hub:DIR (copies of them in DIR/OWNER/NAME), or a file of your own (CSV, JSONL, JSON or
+    parquet, .gz or .zst), or a folder with train.csv, test.jsonl and the like."""
     out: Path
-    """The folder to write."""
+    """The folder to write, for --dataset; that of search-qa goes with a corpus: --dataset OUT,corpus=CORPUS."""
     seed: int = 0
     """Decides which rows are drawn."""
     revision: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()

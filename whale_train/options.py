@@ -44,7 +44,9 @@ class Job:
     domain: str = "search-qa"
     """search-qa, math or chess."""
     dataset: str | None = None
-    """Real data in place of the bundled mini world: a folder that `whale data prepare` wrote, or files."""
+    """Real data in place of the bundled mini world: a folder that `whale data prepare` wrote, a file (CSV, JSONL, JSON,
+    parquet), or a folder of train.csv, test.csv and the like; for search-qa QUESTIONS,corpus=CORPUS, where CORPUS is a
+    JSONL file of passages, an index's folder or a server's URL."""
     verifier: str | None = None
     """How answers are scored, in place of the domain's own way: f1, sub-em or judge:PROVIDER:MODEL for search-qa (the
     last asks a model, which costs), math-verify for math."""

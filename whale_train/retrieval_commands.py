@@ -5,6 +5,7 @@ Their arguments are here beside what they do; nothing heavy is imported before t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ class SearchIndexConfig:
     """Show what a query finds, as a harness would get it."""
 
     where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
-    """An index's folder, a corpus file, or a server's URL."""
+    """An index's folder, a corpus file (its index is kept in the user's cache), or a server's URL."""
     query: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="QUERY")]
-    """What to search for."""
+    """What to search for, in quotes where it has several words."""
     k: int = 3
     """How many passages."""
 
@@ -110,6 +111,8 @@ def _search(config: SearchIndexConfig) -> int:
         found = open_retriever(config.where).search(config.query, config.k)
     except (ToolUseError, EpisodeError) as error:
         raise UserError(str(error)) from None
+    if not found:
+        print(f"no passage of {config.where} has a word of {config.query!r}", file=sys.stderr)
     for passage in found:
         print(f"{passage.score:8.4f}  {passage.id}  {passage.title}\n          {' '.join(passage.text.split())[:200]}")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from whale_envs.data.files import read_jsonl
+from whale_envs.data.files import kind_of, read_jsonl
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
 
@@ -18,8 +18,15 @@ def read_corpus(path: str | Path, raw: BufferedReader | None = None) -> Iterator
     """Passages from JSONL with `{id, title, text}` or `{id, contents}` (wiki-18: title in the first line).
 
     One passage is held at a time. A row without an id is named by its line. `raw` is the file if it is open already,
-    for whoever watches its position. Raises `UserError` naming file and line for a row of another shape.
+    for whoever watches its position. Raises `UserError` naming file and line for a row of another shape, and for a
+    table.
     """
+    if (kind := kind_of(Path(path))) in (".csv", ".tsv", ".parquet"):
+        raise UserError(
+            f"{path} is a table: expected JSONL of {EXPECTED}, as pandas writes it: "
+            f"pandas.read_{kind[1:].replace('tsv', 'table')}({str(path)!r}).to_json('corpus.jsonl', orient='records', "
+            "lines=True)"
+        )
     for number, row in read_jsonl(Path(path), EXPECTED, raw):
         identity = str(number if row.get("id") is None else row["id"])
         if isinstance(row.get("contents"), str):

@@ -1,4 +1,5 @@
-"""Rows of files as people have them: CSV, JSONL, JSON and parquet, plain, gzipped or compressed with zstandard.
+"""Rows of files as people have them: CSV (with commas, semicolons or tabs), JSONL, JSON and parquet, plain, gzipped or
+compressed with zstandard.
 
 How a file is packed is read from its first bytes, since names lie: the 2018 Wikipedia corpus `wiki-18.jsonl.gz` is a
 tar archive within gzip. What it holds is told by its name. Everything but JSON and a column's text is streamed.
@@ -24,7 +25,7 @@ import zstandard
 from whale_envs.errors import UserError
 
 #: The kinds of table that are read, by the name's ending before ".gz" or ".zst".
-KINDS = (".csv", ".jsonl", ".json", ".parquet")
+KINDS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 #: How many rows of a CSV file without a header are looked at to find out what its columns hold.
 LOOKS_AT = 50
 #: Compressed bytes that are unpacked at a time.
@@ -50,6 +51,10 @@ class Layout:
     columns: tuple[tuple[str, ...], ...]
     extras: tuple[str, ...]
     name_columns: Callable[[Sequence[Sequence[str]]], Sequence[str] | None]
+
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether every needed column is among `names`."""
+        return all(any(name in names for name in column) for column in self.columns)
 
     def check(self, names: Sequence[str], where: str) -> None:
         """Raise `UserError` when a needed column is not among `names`."""
@@ -77,7 +82,7 @@ def read_rows(path: Path, layout: Layout) -> Iterator[Row]:
     """The rows of a file in its order. Raises `UserError` for one that cannot be read or lacks a needed column."""
     kind = kind_of(path)
     with _reading(path, layout.expected):
-        if kind == ".csv":
+        if kind in (".csv", ".tsv"):
             yield from _csv(path, layout)
         elif kind == ".jsonl":
             yield from _jsonl(path, layout.expected)
@@ -104,7 +109,7 @@ def read_jsonl(path: Path, expected: str, raw: io.BufferedReader | None = None) 
 
 def kind_of(path: Path) -> str:
     """The ending of a file's name without what says how it is packed: ".csv" of "puzzles.csv.zst"."""
-    return Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def counts_rows(column: Sequence[str]) -> bool:
@@ -120,7 +125,7 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"no file {path}: expected {expected}; check the path") from None
     except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is no text in UTF-8; expected {expected}") from None
+        raise UserError(f"cannot read {path}: it is no text in UTF-8; expected {expected}, saved as UTF-8") from None
     except (OSError, EOFError, csv.Error, zstandard.ZstdError, tarfile.TarError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {why}; expected {expected}") from None
@@ -198,10 +203,8 @@ class _Frames(io.RawIOBase):
 
 
 def _csv(path: Path, layout: Layout) -> Iterator[Row]:
-    csv.field_size_limit(1 << 26)  # a long solution is longer than the module's 128 KiB
     with open_text(path) as file:
-        reader = csv.reader(file)
-        rows = ((f"{path}:{reader.line_num}", cells) for cells in reader)
+        rows = _table(file, layout, path)
         first = list(itertools.islice(rows, LOOKS_AT))
         filled = [cells for _, cells in first if cells]
         if not filled:
@@ -211,6 +214,35 @@ def _csv(path: Path, layout: Layout) -> Iterator[Row]:
             first.remove(next(row for row in first if row[1]))
         for where, cells in itertools.chain(first, rows):
             yield Row(where, _by_name(zip(names, cells, strict=False)), table=True)
+
+
+def _table(file: TextIO, layout: Layout, path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each row's place, "FILE:LINE" with its last line, and its cells.
+
+    Raises `UserError` for quotes that do not match: a quoted cell that never ends would swallow every row after it.
+    """
+    csv.field_size_limit(1 << 26)  # a long solution is longer than the module's 128 KiB
+    start = list(itertools.islice(file, LOOKS_AT))
+    head = next((line for line in start if line.strip()), "")
+    reader = csv.reader(itertools.chain(start, file), delimiter=_separator(head, layout, path), strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            yield f"{path}:{reader.line_num}", cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"cannot read the row of {path}:{line} ({error}): are all quotes in it closed?") from None
+
+
+def _separator(head: str, layout: Layout, path: Path) -> str:
+    """What stands between cells: where the first line names columns, what these come out by. Spreadsheets write
+    semicolons where a comma is part of numbers."""
+    usual = "\t" if kind_of(path) == ".tsv" else ","
+    for separator in (usual, ",", ";", "\t"):
+        names = [name.strip(' "\r\n').lower() for name in head.split(separator)]
+        if layout.has(names):
+            return separator
+    return usual
 
 
 def _names(rows: Sequence[Sequence[str]], layout: Layout, path: Path) -> tuple[Sequence[str], bool]:

@@ -84,9 +84,11 @@ def make_splits(parts: Mapping[str, list[Task]], dropped: Mapping[str, int], nam
     """Task sets of these tasks. Raises `UserError` when one is empty."""
     if empty := [split for split in SPLITS if not parts[split]]:
         kept = sum(map(len, parts.values()))
+        if not kept and not dropped:
+            raise UserError(f"{name} holds no row: expected 3 or more, one a split")
         reasons = ", ".join(f"{n} x {reason}" for reason, n in Counter(dropped).most_common()) or "none"
         raise UserError(
-            f"{name} keeps {kept} rows, none for {' and '.join(empty)}: expected 3 or more, one a split; "
+            f"{name} keeps {kept} rows, none for {', '.join(empty)}: expected 3 or more, one a split; "
             f"dropped: {reasons}"
         )
     sets = {split: TaskSet(parts[split], f"{name} ({split})") for split in SPLITS}

@@ -46,7 +46,10 @@ class SearchQA(Domain):
             questions, _, corpus = dataset.partition(",corpus=")
             corpus, _, ranker = corpus.partition(",retriever=")
             if not corpus:
-                raise UserError(f"dataset {dataset!r} names no corpus: expected QUESTIONS.jsonl,corpus=CORPUS.jsonl.gz")
+                raise UserError(
+                    f"dataset {dataset!r} names no corpus: expected {questions or 'QUESTIONS'},corpus=CORPUS, CORPUS "
+                    "being a JSONL file of passages, an index's folder, or a retrieval server's URL"
+                )
             self.splits = kept_splits(questions, self.name)
             self.retriever = open_retriever(corpus, ranker or BACKENDS[0])
         self.waits = not isinstance(self.retriever, LocalRetriever) or verifier.startswith("judge:")

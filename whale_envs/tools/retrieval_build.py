@@ -57,14 +57,17 @@ class Step(NamedTuple):
 
 
 def printed(what: str = "", every: float = LINE_EVERY) -> Callable[[Step], None]:
-    """A `watch` that prints a line to stderr every so many seconds, with `what` before it."""
+    """A `watch` that prints a line to stderr every so many seconds, with `what` before it.
+
+    A stage's beginning and end are no news: a corpus of a few passages, for which numba first compiles, is not told of.
+    """
     last = time.monotonic()
 
     def watch(step: Step) -> None:
         nonlocal last
-        if (now := time.monotonic()) - last >= every:
+        if (now := time.monotonic()) - last >= every and 0 < step.done < step.total:
             last = now
-            share = step.done / max(step.total, 1)
+            share = step.done / step.total
             print(f"{what}{step.stage} {share:.0%}, {step.passages:,} passages", file=sys.stderr, flush=True)
 
     return watch
@@ -119,20 +122,20 @@ def _claimed(out: Path, plan: Plan) -> Iterator[None]:
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        written = out / "plan.json"
+        written, other = out / "plan.json", None
         if written.exists():
             try:
                 other = msgspec.json.decode(written.read_bytes(), type=Plan)
             except msgspec.DecodeError:
                 raise UserError(f"{out} holds other files (plan.json): give another --out") from None
-            if other != plan:
+            if other != plan and any(out.glob("shard-*")):
                 raise UserError(
                     f"{out} holds the index of {other.corpus} as it was, or with other options: remove the folder, "
                     "or give another --out"
                 )
         elif strays := sorted(p.name for p in out.iterdir() if not p.name.startswith(".")):
             raise UserError(f"{out} holds other files ({strays[0]}): give another --out")
-        else:
+        if other != plan:  # also in place of that of a build that came to nothing
             write_atomic(written, msgspec.json.encode(plan))
         try:
             yield

@@ -213,5 +213,5 @@ def cached_index(corpus: Path) -> Path:
 
     plan = Plan.of(corpus, SHARD_PASSAGES)
     folder = cache_folder("indexes") / hashlib.sha256(msgspec.json.encode(plan)).hexdigest()[:16]
-    build_index(corpus, folder, watch=printed(f"indexing {corpus}, once: "))
+    build_index(corpus, folder, SHARD_PASSAGES, printed(f"indexing {corpus}, once: "))
     return folder
