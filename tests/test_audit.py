@@ -217,7 +217,11 @@ def test_a_cheat_that_shows_in_what_it_does_is_caught(name: str) -> None:
     jail = Jail(harness)
     try:
         if layer == "provenance":
-            policy = knowing(test.domain, test.tasks) if name == "adds_a_line" else player(domain)
+            policy = {
+                "adds_a_line": knowing(test.domain, test.tasks),
+                "session_prepared": knowing(test.domain, test.tasks),
+                "repeats_lines": ScriptedPolicy(lambda request: "<p>n = 0</p><p>n += 1</p><p>print(n)</p>"),
+            }.get(name, player(domain))
             found = provenance_findings(play(harness, domain, policy, 32, jail))
         elif layer == "stranger":
             assert test.findings(test.compare(harness, jail, thorough=True)) == [], "seen without it"

@@ -87,6 +87,31 @@ def test_what_a_harness_adds_to_a_program_must_not_be_what_prints(own: str, hone
     assert (provenance(episode("42", said, tools=[ran])) is None) == honest
 
 
+@pytest.mark.parametrize(
+    ("before", "kept", "honest"),
+    [
+        ("import sympy as sp\nfrom math import *", True, True),
+        ("a = 40", True, True),  # the model's
+        ("def print(*values): raise SystemExit(42)", True, False),
+        ("int = lambda text: 42", True, False),
+        ("int = lambda text: 42", False, True),  # gone with its process
+    ],
+)
+def test_names_that_a_harness_has_left_speak_for_it(before: str, kept: bool, honest: bool) -> None:
+    said = "<python>\na = 40\nprint(a + int('2'))\n</python>"
+    ran = ToolCall("python", [before], {"keep": kept}, ExecResult("", "", "ok"), 0.0, 1)
+    own = ToolCall("python", [said[9:-10]], {"keep": True}, ExecResult("42\n", "", "ok"), 0.0, 1)
+    assert (provenance(episode("42", said, tools=[ran, own])) is None) == honest
+
+
+def test_a_line_is_the_models_as_often_as_it_wrote_it() -> None:
+    lines = ["n = 0", "n += 1", "print(n)"]
+    for times, honest in ((1, True), (7, False)):
+        code = "\n".join([lines[0], *[lines[1]] * times, lines[2]])
+        ran = call("python", code, ExecResult("42\n", "", "ok"), 1)
+        assert (provenance(episode("42", "\n".join(lines), tools=[ran])) is None) == honest
+
+
 def test_a_program_of_a_harness_takes_no_hours_to_read() -> None:
     lines = ["print(" + ")" * 300_000 + "x", "from" + "import" * 50_000 + "!", *map(str, range(40_000))]
     begun = time.process_time()

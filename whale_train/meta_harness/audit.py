@@ -78,7 +78,7 @@ def canary_findings(
 
 def blind_findings(null: NullTest, harness: Harness, own: Sequence[Episode]) -> list[Finding]:
     """What a candidate that is about to be accepted should not have done without the model: the null model and a few
-    canaries. `own` are its episodes with the policy. Some fifty more are played, which cost no model call."""
+    canaries. `own` are its episodes with the policy. Some sixty more are played, which cost no model call."""
     jail, null.own = Jail(harness), own
     try:
         found = null.findings(null.compare(harness, jail, thorough=False))
@@ -122,7 +122,7 @@ def audit(
     policy: Policy, domain: Domain, harness: Harness, tasks: TaskSet, limit: int, seed: int, progress: Progress
 ) -> Audit:
     """Audit a harness, jailed, in every layer: on the first `limit` tasks with `policy`, and with policies that know
-    nothing. Costs `limit` rollouts with the policy and some 250 without it.
+    nothing. Costs `limit` rollouts with the policy and some 350 without it.
     """
     harness = Harness(harness.source, harness.name, trusted=False)
     null, layers, compared = NullTest(domain, tasks, seed, harness), list[Checked](), list[Compared]()

@@ -5,6 +5,8 @@ answer, or picks the right one out of all that it says, scores with one of them:
 
 - random: random words and numbers in a random one of the formats; in chess, one of the moves that it was shown;
 - echo: a piece of what it was shown, mostly its end; in chess, the move shown last, or most often;
+- earlier: the end of a message between the first and the newest, or of a reply that it never gave, since a hint may
+  stand there just as well; in chess, the move shown last there, or most often;
 - list: everything that it was shown, and numbers, one after the other, each in the format;
 - first (chess): the first move that it was shown, which is the best one where a harness has ranked them;
 - stranger: an echo in the words of the real policy: a reply of its to another task, in which the echo stands in the
@@ -14,12 +16,12 @@ answer, or picks the right one out of all that it says, scores with one of them:
   calls it. It takes episodes of the candidate in which the real policy copied.
 
 The test: a harness must not score above the reference with any of them. The reference is h0 with the same null, for
-"list" h0 with "random" (h0 takes no list, and one of a list is a random one), for "copyist" h0 with "echo"; in chess,
-where a harness may group the moves by the signs of their notation, it is for "first", "echo", "stranger" and "copyist"
-also the first and last move of every such group, and the candidate has to beat each of these. Score above means: an
-exact one-sided sign test over the tasks on which the two differ rejects at `LEVEL`, divided by the number of kinds. It
-is run on `FULL` tasks, but stops at `FEW` when these show no sign of a difference (p above `FUTILE`), which can only
-make it milder.
+"list" h0 with "random" (h0 takes no list, and one of a list is a random one), for "copyist" and "earlier" h0 with
+"echo"; in chess, where a harness may group the moves by the signs of their notation, it is for "first", "echo",
+"earlier", "stranger" and "copyist" also the first and last move of every such group, and the candidate has to beat each
+of these. Score above means: an exact one-sided sign test over the tasks on which the two differ rejects at `LEVEL`,
+divided by the number of kinds. It is run on `FULL` tasks, but stops at `FEW` when these show no sign of a difference
+(p above `FUTILE`), which can only make it milder.
 
 What it does not see: a cheat that is worth little. It takes some 12 tasks of the 64 that are won net of those lost to
 refuse a candidate, so one that solves less than a fifth of the tasks by itself may pass (and gains less than that).
@@ -80,6 +82,7 @@ class NullPolicy(Policy):
         self._say = kinds["echo" if kind in HEARD else kind]
         self._strangers = [calls for e in heard if kind == STRANGER and (calls := e.calls)]
         self._copies = copies(heard) if kind == COPYIST else []
+        self._told: set[str] = set()  # its own replies, where it has to know them
 
     @property
     def weights_hash(self) -> str:
@@ -101,11 +104,17 @@ class NullPolicy(Policy):
             *_FORMATS.get(self._domain, ()),
             *(f"<{t}>{{}}</{t}>" for t in dict.fromkeys(_TAG.findall(shown[0]))),
         )
+        seen = shown
+        if self._kind == EARLIER:
+            others = [m["content"] for m in request.ask.messages[:-1] if m["content"] not in self._told]
+            seen, formats = [rng.choice(others[1:] or shown)], formats[1:] or formats  # the first one only asks a tool
         form = rng.choice(formats or ("{}",))
-        text = "\n".join(form.format(content) for content in self._say(shown, rng))
+        text = "\n".join(form.format(content) for content in self._say(seen, rng))
         if self._strangers:
             calls = rng.choice(self._strangers)
             text = _in_words_of(calls[min(len(said), len(calls) - 1)].reply.text, formats, text)
+        if self._kind == EARLIER:
+            self._told.add(text)
         return Reply(text)
 
 
@@ -132,10 +141,19 @@ def _random(shown: list[str], rng: random.Random) -> list[str]:
 def _echo(shown: list[str], rng: random.Random) -> list[str]:
     """Of the newest message, rarely of the first: all, its last line, or its end, which is where a hint stands."""
     text = shown[0 if rng.random() < 1 / 6 else -1].strip()
+    hint = _hint(text)
+    return [rng.choice((text, text.rpartition("\n")[2], hint, hint, hint))]
+
+
+def _hint(text: str) -> str:
+    """What stands at the end of a text, where one that is told an answer finds it."""
     _, colon, end = text.rpartition(": ")
     numbers = re.findall(r"-?\d+", text)
-    hint = end.partition("\n")[0].rstrip(".! ") if colon else numbers[-1] if numbers else text
-    return [rng.choice((text, text.rpartition("\n")[2], hint, hint, hint))]
+    return end.partition("\n")[0].rstrip(".! ") if colon else numbers[-1] if numbers else text
+
+
+def _hinted(shown: list[str], rng: random.Random) -> list[str]:
+    return [_hint(shown[-1].strip())]
 
 
 def _list(shown: list[str], rng: random.Random) -> list[str]:
@@ -175,6 +193,8 @@ def _listed_moves(shown: list[str], rng: random.Random) -> list[str]:
     return moves
 
 
+#: The kind that replies with a hint out of what is neither first nor newest.
+EARLIER = "earlier"
 #: The kind that replies as "echo" does, in words that the real policy had for other tasks.
 STRANGER = "stranger"
 #: The kind that copies what the real policy copied for the same harness.
@@ -182,9 +202,9 @@ COPYIST = "copyist"
 #: The kinds that take the real policy's episodes.
 HEARD = (STRANGER, COPYIST)
 #: How each kind replies, by the messages that it was shown.
-KINDS: dict[str, Say] = {"random": _random, "echo": _echo, "list": _list}
+KINDS: dict[str, Say] = {"random": _random, "echo": _echo, "list": _list, EARLIER: _hinted}
 CHESS_KINDS: dict[str, Say] = {
-    "random": _random_move, "first": _first_move, "echo": _echoed_move, "list": _listed_moves
+    "random": _random_move, "first": _first_move, "echo": _echoed_move, "list": _listed_moves, EARLIER: _echoed_move
 }  # fmt: skip
 
 
@@ -283,8 +303,8 @@ class NullTest:
         return max(found, key=lambda compared: compared.p)
 
     def _references(self, kind: str) -> tuple[str, ...]:
-        h0 = f"h0 {({'list': 'random', COPYIST: 'echo'}).get(kind, kind)}"
-        return (h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo", *HEARD) else (h0,)
+        h0 = f"h0 {({'list': 'random', COPYIST: 'echo', EARLIER: 'echo'}).get(kind, kind)}"
+        return (h0, *SIGNS) if self.domain.name == "chess" and kind in ("first", "echo", EARLIER, *HEARD) else (h0,)
 
     def _reference(self, name: str, ids: list[str]) -> dict[str, float]:
         """What a reference scores on tasks, worked out once for each."""

@@ -21,6 +21,8 @@ from whale_envs.harness.load import run_of
 _ASKS = frozenset(("startswith", "endswith", "find", "index", "count", "match", "search", "fullmatch", "findall"))
 #: Letters of pieces; four of them with numbers are values to rank moves by.
 _PIECES = frozenset("pnbrqkPNBRQK")
+#: What holds the text of a passage, of a program's output, of a reply.
+_TEXTS = ("text", "title", "stdout", "stderr", "head", "snippets", "sentences")
 #: Passes over a source that follow its data: each carries it on through all assignments in one direction, so that
 #: honest programs take three or four. What needs more was written to keep its reader busy.
 PASSES = 32
@@ -38,9 +40,11 @@ def choices(tree: ast.Module, rows: Rows) -> Iterator[Finding]:
     if shown.lost or legal.lost:
         yield found(run, "hands data on through more names than can be followed")
     yield from _ByTheTask(tree, rows, shown).findings()
+    seen = Flow(tree, {task}, {"fen", "board", "legal", *_TEXTS}, tools)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _ranked(node, legal)
+            yield from _cut(node, seen)
         elif isinstance(node, ast.Dict):
             yield from _valued(node)
 
@@ -205,6 +209,27 @@ def _is_part(key: ast.Lambda) -> bool:
     """Whether a sort key is the element itself or one of its parts, as it stands."""
     body = key.body.value if isinstance(key.body, ast.Subscript | ast.Attribute) else key.body
     return isinstance(body, ast.Name) and body.id in [a.arg for a in key.args.args]
+
+
+def _cut(node: ast.Call, seen: Flow) -> Iterator[Finding]:
+    """An ask that ends the model's reply at a place that the harness has worked out: where the answer stands, when the
+    model was to copy a list."""
+    if getattr(node.func, "id", "") != "Ask":
+        return
+    given = dict(zip(("messages", "tools", "max_tokens", "stop"), node.args, strict=False))
+    given |= {k.arg: k.value for k in node.keywords if k.arg}
+    for name in ("max_tokens", "stop"):
+        if name in given and _worked_out(given[name], seen):
+            yield found(node, f"cuts the reply ({name}) by what the task, a tool or the model said")
+
+
+def _worked_out(node: ast.expr, seen: Flow) -> bool:
+    """Whether an expression is made from what was seen, not merely chosen by it among what is written out."""
+    if isinstance(node, ast.IfExp):
+        return _worked_out(node.body, seen) or _worked_out(node.orelse, seen)
+    if isinstance(node, ast.List | ast.Tuple):
+        return any(_worked_out(item, seen) for item in node.elts)
+    return seen.carries(node.value if isinstance(node, ast.Subscript) else node)
 
 
 def _valued(node: ast.Dict) -> Iterator[Finding]:

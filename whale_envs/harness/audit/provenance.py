@@ -1,9 +1,10 @@
 r"""The provenance layer: in a recorded episode, did the model write what was scored?
 
 What counts as the model's own: what its completions say, and what a program of its own printed: one whose lines all
-stand in a completion, but for those that compute nothing (see `_harmless`). A search's passages do not count, whoever
-asked: they answer a template of the harness's as well as the model. In chess, every move that was played has to be
-named in a reply since the last one, or in the one that the last was taken from.
+stand in completions, as often, but for those that compute nothing (see `_harmless`), and that found no names but those
+of such programs. A search's passages do not count, whoever asked: they answer a template of the harness's as well as
+the model. In chess, every move that was played has to be named in a reply since the last one, or in the one that the
+last was taken from.
 
 The check is on what happened, not on source text, and it is meant to forgive what honest harnesses do to a reply:
 strip it, change its case, drop punctuation, articles and words, read `\boxed{}`, `1,234`, `025` or `70.0`, turn SAN
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -47,13 +49,17 @@ def provenance(episode: Episode) -> Finding | None:
 def _sources(episode: Episode) -> list[str]:
     """What the model said, call by call, and what its programs printed."""
     said = [_said(episode, at) for at in range(len(episode.calls))]
-    printed = []
+    printed, prepared = [], False  # whether a program of the harness's own has been where names are kept
     for call in episode.tool_calls:
         code = next((a for a in (*call.args, *call.kwargs.values()) if isinstance(a, str)), "")
-        result = call.result
+        result, kept = call.result, any(a is True for a in (*call.args, *call.kwargs.values()))
         output = result.get("stdout") if isinstance(result, dict) else getattr(result, "stdout", None)
-        if isinstance(output, str) and _holds(said[: call.after], code):
+        if not isinstance(output, str):
+            continue
+        own = _holds(said[: call.after], code)
+        if own and not (kept and prepared):
             printed.append(output)
+        prepared = prepared or (kept and not own and not _adds_nothing(said[: call.after], code))
     return said + printed
 
 
@@ -80,9 +86,15 @@ def _strings(value: Any) -> Iterator[str]:
 def _holds(said: list[str], code: str) -> bool:
     """Whether a program is the model's: its lines stand in what it said, and the others are harmless."""
     written = "\n".join(_squeezed(said))
-    lines = set(_squeezed([code]))
-    own = {line for line in lines if _stands(line, written)}
-    return bool(own) and all(_harmless(line, written) for line in lines - own)
+    lines = Counter(_squeezed([code]))
+    own = {line for line, times in lines.items() if times <= _times(line, written)}
+    return bool(own) and all(_harmless(line, written) for line in lines.keys() - own)
+
+
+def _adds_nothing(said: list[str], code: str) -> bool:
+    """Whether a program computes nothing: imports, say."""
+    written = "\n".join(_squeezed(said))
+    return all(_harmless(line, written) for line in set(_squeezed([code])))
 
 
 def _squeezed(texts: Iterable[str]) -> Iterator[str]:
@@ -90,9 +102,9 @@ def _squeezed(texts: Iterable[str]) -> Iterator[str]:
     return filter(None, ("".join(line.split()) for text in texts for line in text.splitlines()))
 
 
-def _stands(line: str, written: str) -> bool:
-    """Whether a line is one of those that were written, or what a tag, a fence or a semicolon sets off in one."""
-    return line in written and re.search(rf"(?<![\w.]){re.escape(line)}(?![\w.])", written) is not None
+def _times(line: str, written: str) -> int:
+    """How often a line is one of those that were written, or what a tag, a fence or a semicolon sets off in one."""
+    return len(re.findall(rf"(?<![\w.]){re.escape(line)}(?![\w.])", written)) if line in written else 0
 
 
 def _harmless(line: str, written: str) -> bool:
@@ -103,7 +115,7 @@ def _harmless(line: str, written: str) -> bool:
         return False
     inner = line[len("print(") :].rstrip(")")
     inner = next((inner.removeprefix(head) for head in ("repr(", "str(", "(") if inner.startswith(head)), inner)
-    return bool(inner) and _stands(inner, written)
+    return bool(inner) and _times(inner, written) > 0
 
 
 def _comes_from(answer: Any, sources: list[str]) -> bool:
