@@ -293,6 +293,20 @@ def test_what_stands_between_cells_and_lines_changes_no_task(tmp_path, domain, n
     assert tasks_of(domain, path) == tasks_of(domain, plain)
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json", "t.parquet"])
+@pytest.mark.parametrize(
+    "domain, column", [("math", 0), ("math", 1), ("search-qa", 0), ("search-qa", 1), ("chess", 1), ("chess", 2)]
+)
+@pytest.mark.parametrize("empty", ["", "  ", None])
+def test_a_row_with_an_empty_cell_is_dropped_alone(tmp_path, domain, name, column, empty):
+    rows = ROWS[domain]
+    (plain := tmp_path / "plain.jsonl").write_bytes(as_jsonl(rows))
+    broken = rows[0] | {list(rows[0])[column]: empty} | ({"PuzzleId": "x"} if domain == "chess" else {})
+    (path := tmp_path / name).write_bytes(SHAPES[name]([*rows, broken]))
+    (tasks, dropped), (expected, _) = tasks_of(domain, path), tasks_of(domain, plain)
+    assert tasks == expected and sum(dropped.values()) == 1
+
+
 def tasks_of(domain, path):
     splits = load_splits(domain, path)
     return [list(splits[split]) for split in SPLITS], splits.dropped

@@ -49,6 +49,13 @@ def test_the_readme_shows_a_harness_of_at_most_twenty_lines(folder):
     assert len([line for line in (folder / "mine.py").read_text().splitlines() if line.strip()]) <= 20
 
 
+def test_the_first_episode_of_the_readme_finds_its_answer(capsys):
+    (code,) = [code for kind, code in PYTHON if kind != "real" and "env.step" in code]
+    exec(code, {})
+    said = capsys.readouterr().out
+    assert "· score 1 ·" in said and said.splitlines()[-1].startswith("1.0 {"), said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [code for kind, code in PYTHON if kind != "real"])
 def test_python_blocks_run_as_they_stand(code, folder):
