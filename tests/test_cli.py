@@ -54,8 +54,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedPolicy:
     ("argv", "expected"),
     [
         ("", "Expected one of"),
-        ("evl", "evl"),
-        ("run --epoch 3", "did you mean --epochs?"),
+        ("evl", "(whale --help lists"),
+        ("run --epoch 3", "did you mean --epochs? (whale run --help lists"),
+        ("index search c.jsonl two words", "Unrecognized options: words (whale index --help lists"),
         ("run --epochs x", "--epochs"),
         ("run --epochs 0", "--epochs 0: expected more than 0"),
         ("run --epochs nan", "--epochs nan"),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -169,7 +169,9 @@ def _parsed(kind: Any, argv: Sequence[str], prog: str, **default: RunConfig) -> 
     except SystemExit as end:
         if end.code in (None, 0):
             raise
-        raise UserError(_one_line(said.getvalue())) from None
+        known = {kind.__metadata__[0].name for kind in get_args(Command)}
+        of = f"whale {argv[0]}" if prog == "whale" and argv and argv[0] in known else prog
+        raise UserError(_one_line(said.getvalue(), f"{of} --help")) from None
 
 
 def execute(command: Command) -> int:
@@ -224,12 +226,12 @@ def execute(command: Command) -> int:
     return commands.experiment(command)
 
 
-def _one_line(boxed: str) -> str:
-    """The gist of tyro's message: its first section, what it thinks was meant, and where to read on."""
+def _one_line(boxed: str, more: str) -> str:
+    """The gist of tyro's message: its first section, what it thinks was meant, and the command that says more."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╰╮╯ ") for line in boxed.splitlines()]
     sections = " ".join("|" if line and set(line) in ({"─"}, {"-"}) else line for line in lines[1:]).split("|")
     # where the terminal takes no box characters, a rule stands below the title too
     gist = next((g for section in sections if (g := re.sub(r"\s+", " ", section).strip())), "")
     meant = re.search(r"Perhaps you meant: (--\S+)", re.sub(r"\s+", " ", boxed.replace("│", " ")))
     hint = f"; did you mean {meant[1]}?" if meant else ""
-    return f"{gist or 'these arguments are not understood'}{hint} (whale --help lists what there is)"
+    return f"{gist or 'these arguments are not understood'}{hint} ({more} lists what there is)"
