@@ -5,8 +5,9 @@ answer, or picks the right one out of all that it says, scores with one of them:
 
 - random: random words and numbers in a random one of the formats; in chess, one of the moves that it was shown;
 - echo: a piece of what it was shown, mostly its end; in chess, the move shown last, or most often;
-- earlier: the end of a message between the first and the newest, or of a reply that it never gave, since a hint may
-  stand there just as well; in chess, the move shown last there, or most often;
+- earlier: the end of a message between the first and the newest, of a reply that it never gave, or of what an ask says
+  besides (a tool's schema, template arguments), since a hint may stand there just as well; in chess, the move shown
+  last there, or most often;
 - list: everything that it was shown, and numbers, one after the other, each in the format;
 - first (chess): the first move that it was shown, which is the best one where a harness has ranked them;
 - stranger: an echo in the words of the real policy: a reply of its to another task, in which the echo stands in the
@@ -32,7 +33,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,9 +42,10 @@ from whale_envs import Domain, Episode, Harness
 from whale_envs.episode import Reply
 from whale_envs.errors import ToolUseError
 from whale_envs.harness.audit import Finding
-from whale_envs.harness.helpers import BoardView
+from whale_envs.harness.helpers import Ask, BoardView
 from whale_envs.harness.jail import Jail
 from whale_envs.harness.load import load_harness, seed_names
+from whale_envs.harness.wire import MAX_DEPTH
 from whale_envs.task import Task, TaskSet
 from whale_train.meta_harness.copies import copies, newest
 from whale_train.metrics import binomial_tail
@@ -106,8 +108,12 @@ class NullPolicy(Policy):
         )
         seen = shown
         if self._kind == EARLIER:
-            others = [m["content"] for m in request.ask.messages[:-1] if m["content"] not in self._told]
-            seen, formats = [rng.choice(others[1:] or shown)], formats[1:] or formats  # the first one only asks a tool
+            between = [m["content"] for m in request.ask.messages[:-1] if m["content"] not in self._told][1:]
+            beside = list(_beside(request.ask))
+            if beside and self._domain == "chess":
+                beside = ["\n".join(beside)]
+            seen = [rng.choice(beside if beside and rng.random() < 0.5 else between or shown)]
+            formats = formats[1:] or formats  # the first one only asks a tool
         form = rng.choice(formats or ("{}",))
         text = "\n".join(form.format(content) for content in self._say(seen, rng))
         if self._strangers:
@@ -116,6 +122,36 @@ class NullPolicy(Policy):
         if self._kind == EARLIER:
             self._told.add(text)
         return Reply(text)
+
+
+def _beside(ask: Ask) -> Iterator[str]:
+    """What an ask says besides its messages' texts: its schemas, template arguments, further fields of messages. Of
+    each the values alone, where there are any: what a schema allows, the arguments of a tool call."""
+    fields = [{k: v for k, v in m.items() if k not in ("role", "content")} for m in ask.messages]
+    for part in (ask.tools, ask.template_kwargs, fields):
+        found = [*_strings(part)]
+        yield from [text for text, is_value in found if is_value] or [text for text, _ in found]
+
+
+def _strings(value: object, is_value: bool = False, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """The strings in a JSON value, JSON in a string opened, and whether they are values in the sense of `_beside`."""
+    if depth > MAX_DEPTH:  # JSON in a string may nest deeper than Python's stack
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _strings(inner, is_value or key in ("enum", "const", "default", "examples"), depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner, is_value, depth + 1)
+    elif isinstance(value, str):
+        try:
+            opened = msgspec.json.decode(value) if value[:1] in ("{", "[") else None
+        except (msgspec.DecodeError, RecursionError):
+            opened = None
+        if opened is None:
+            yield value, is_value
+        else:
+            yield from _strings(opened, True, depth + 1)
 
 
 def _in_words_of(stranger: str, formats: Sequence[str], text: str) -> str:
