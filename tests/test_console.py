@@ -85,6 +85,23 @@ def test_a_process_taken_up_again_says_its_new_lines(clock: Clock, tmp_path: Pat
     assert "first job" in out.getvalue() and "second job" in out.getvalue()
 
 
+def test_who_tests_a_job_that_has_ended_does_not_say_that_it_starts(clock: Clock, tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "progress.json"
+    display = Display(["whale"], out)
+    for phase in ("cycle 1", "test set"):
+        progress = FileProgress(path, 8)
+        for begun in (None, phase):
+            if begun:
+                progress.begin(begun, 8)
+            clock.now += 60
+            display.follow({"whale": path})
+    assert [line.split(" · ")[0].split(maxsplit=1)[1] for line in out.getvalue().splitlines()] == [
+        "starting",
+        "cycle 1",
+        "test set",
+    ]
+
+
 def test_time_left_is_silent_where_it_cannot_be_told() -> None:
     assert plain_line(Snapshot(phase="a", phase_total=10)) == "a · 0/10 rollouts"
     assert Snapshot(done=5, total=0, started=0, updated=9).seconds_left is None

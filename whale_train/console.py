@@ -28,6 +28,8 @@ from whale_envs.episode import read_json
 
 #: Seconds between two snapshots that are published, and between two plain lines.
 PUBLISH_EVERY, PLAIN_EVERY = 0.25, 5.0
+#: The phase before the first.
+STARTING = "starting"
 
 
 class Snapshot(msgspec.Struct):
@@ -38,7 +40,7 @@ class Snapshot(msgspec.Struct):
     counts, since several may write to one place in turn.
     """
 
-    phase: str = "starting"
+    phase: str = STARTING
     phase_done: int = 0
     phase_total: int = 0
     done: int = 0
@@ -171,10 +173,11 @@ class Display:
         for line in shot.said[self._said.get(shot.tracker, 0) :]:
             self._console.print(f"{self._label(name)}{escape(line)}", soft_wrap=True)
         fresh_phase = shot.phase != self._shots[name].phase
+        resumes = shot.phase == STARTING and self._shots[name].updated  # who comes after another: no new beginning
         self._said[shot.tracker], self._shots[name] = len(shot.said), msgspec.structs.replace(shot)
         now = time.monotonic()
         wait = PLAIN_EVERY * len(self._shots) / (5 if fresh_phase else 1)
-        if self._plain and shot.updated and now - self._printed[name] >= wait:
+        if self._plain and shot.updated and not resumes and now - self._printed[name] >= wait:
             self._printed[name] = now
             self._console.print(f"{self._label(name)}{plain_line(shot)}", soft_wrap=True, markup=False)
 
