@@ -226,6 +226,8 @@ NONSENSE = [
     b'{"choices": []}',
     b'{"choices": [{}]}',
     b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": {}, "finish_reason": "stop", "token_ids": [-1]}], "prompt_token_ids": [1]}',
+    b'{"choices": [{"message": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": -9, "completion_tokens": 1}}',
 ]
 BROKEN = [
     *(Status(code) for code in (408, 409, 429, 500, 502, 503, 529)),
@@ -523,6 +525,15 @@ def test_any_call_is_read_or_stands_in_the_text(name: str, arguments: Any) -> No
     reply = read_reply(json.dumps(completion(message, "tool_calls")).encode(), [], Engine(), (0.0, 0.0))
     assert len(reply.tool_calls) + reply.text.count("<tool_call>") >= 1
     assert reply.text.startswith("x")
+
+
+@pytest.mark.parametrize(
+    "calls", [{}, {"x": 1}, 5, "x", [None], [{}], [{"function": None}], [{"function": {"name": 5, "arguments": "{}"}}]]
+)
+def test_what_is_no_call_at_all_stands_in_the_text_too(calls: Any) -> None:
+    message = {"content": "x", "tool_calls": calls}
+    reply = read_reply(json.dumps(completion(message)).encode(), [], Engine(), (0.0, 0.0))
+    assert (reply.tool_calls, reply.text.count("<tool_call>")) == ([], 1 if calls else 0)
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=4))

@@ -21,7 +21,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from rsft_runs import OnRows, apart, curve, make_rows, trainer
 from torch import nn
-from transformers import TrainerCallback
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from whale_train.rsft.attention import NAME, row_by_row
@@ -101,6 +101,26 @@ def test_rows_without_padding_give_what_padded_ones_give(
     losses, model = of_rsft(tmp_path, per_device_train_batch_size=micro_batch, padding_free=True)
     assert losses == pytest.approx(CURVE, abs=1e-5)
     assert apart(model, reference) < 1e-5
+
+
+def experts() -> nn.Module:
+    """A random mixture of experts, whose config asks for a loss that balances their load."""
+    torch.manual_seed(0)
+    made = tiny_agent.model().config.to_dict() | {"moe_intermediate_size": 32, "router_aux_loss_coef": 0.1}
+    shape = {name: value for name, value in made.items() if name not in ("model_type", "architectures", "dtype")}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, num_experts=4, num_experts_per_tok=2)).eval()
+
+
+@pytest.mark.parametrize(("given", "within"), [({}, 1e-5), ({"router_aux_loss_coef": 0.1}, 0.01)])
+def test_the_micro_batch_does_not_weigh_the_load_of_experts(
+    given: dict[str, Any], within: float, tmp_path: Path
+) -> None:
+    rows, losses = STEPS[2][:8], []
+    for micro_batch in (8, 1):
+        made = OnRows([rows], tmp_path, model=experts(), per_device_train_batch_size=micro_batch, **given)
+        made.train()
+        losses.append(made.updates[0].loss)
+    assert losses[0] == pytest.approx(losses[1], abs=within)
 
 
 def test_rows_without_padding_are_attended_to_one_by_one() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -51,6 +51,10 @@ class Refused(Exception):
     """An answer that is no reply, and would be none if the same were asked again."""
 
 
+#: A token's id, or a number of tokens.
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Model(msgspec.Struct):
     id: str
     owned_by: str | None = None
@@ -60,21 +64,12 @@ class _Listing(msgspec.Struct):
     data: list[_Model]
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-
-
 class _Message(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: Any = None  # what a model wrote may be anything, and is the harness's to see
 
 
 class _Logprob(msgspec.Struct):
@@ -89,18 +84,18 @@ class _Choice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[_Count] | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Count
+    completion_tokens: _Count
 
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_Count] | None = None
 
 
 def read_listing(body: bytes) -> list[tuple[str, str]]:
@@ -176,8 +171,9 @@ def _as_text(function: dict[str, Any]) -> dict[str, Any]:
 def read_reply(body: bytes, stop: Sequence[str], engine: Engine, price: tuple[float, float]) -> Reply:
     """The reply in an answer; `price` is dollars a million tokens in and out.
 
-    Thinking that is given apart stands in the text as models write it, in `<think>`. A call whose arguments are no JSON
-    object stands there, too, as a call in JSON. Raises `ValueError` for a body that is no answer, and `Refused`.
+    Thinking that is given apart stands in the text as models write it, in `<think>`. A call that is malformed, in its
+    arguments or altogether, stands there, too, as a call in JSON. Raises `ValueError` for a body that is no answer, and
+    `Refused`.
     """
     try:
         completion = msgspec.json.decode(body, type=_Completion)
@@ -211,13 +207,17 @@ def _said(message: _Message) -> tuple[str, list[dict[str, Any]]]:
     if isinstance(thinking, str) and thinking:
         text = f"<think>\n{thinking}\n</think>\n\n{text}"
     calls: list[dict[str, Any]] = []
-    for call in message.tool_calls or []:
-        given = {"name": call.function.name, "arguments": call.function.arguments}
+    given = message.tool_calls or []
+    for call in given if isinstance(given, list) else [given]:
+        function = call.get("function") if isinstance(call, dict) else None
+        name, arguments = (function.get(key) if isinstance(function, dict) else None for key in ("name", "arguments"))
         try:
-            calls.append(plain(as_call(given), "a call"))
+            calls.append(plain(as_call({"name": name, "arguments": arguments}), "a call"))
         except ValueError:
-            raw = given["arguments"] if isinstance(given["arguments"], str) else json.dumps(given["arguments"])
-            text += ("\n" if text else "") + write_call(given["name"] or "", raw)
+            if not isinstance(name, str):
+                name, arguments = "", call
+            raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            text += ("\n" if text else "") + write_call(name, raw)
     return text, calls
 
 
