@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def isolation() -> Isolation:
     try:
         seccomp = layers.compile_filter()
     except layers.ConfinementError as error:
-        return Isolation("none", missing=f"{error}; install libseccomp (Debian: libseccomp2)")
+        return Isolation("none", missing=str(error))
     abi, bwrap = layers.landlock_abi(), shutil.which("bwrap")
     no_bwrap = "install the package bubblewrap"
     if abi and bwrap is not None:
@@ -109,12 +110,18 @@ def _trial(command: list[str]) -> str:
         trial = subprocess.run(
             [*command, sys.executable, "-P", "-s", "-c", _TRIAL, str(Path(__file__).parent)],
             env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            preexec_fn=_heed_children,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if trial.stdout == "confined\n":
         return ""
     return (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
+
+
+def _heed_children() -> None:
+    """Undo what a caller hands down that ignores its children's ends: bubblewrap would wait for its own for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def tier() -> str:

@@ -168,9 +168,11 @@ def start(payload: str, options: Mapping[str, Any], threads: bool, environment: 
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                *(() if _has_stderr() else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)),
                 *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(high, 3)),
             ],
             setsid=True,  # Ctrl-C is for the caller
+            setsigdef=[signal.SIGCHLD],  # a caller that ignores it would leave its zygotes nothing to wait for
         )
         ours.pop_all()
     zygote = Zygote(control, _reap, pid)
@@ -201,6 +203,14 @@ def readable(fd: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(seconds * 1000))
+
+
+def _has_stderr() -> bool:
+    """Whether there is standard error to pass on. Where a daemon has closed it, its number may be anything's."""
+    try:
+        return os.get_inheritable(2)
+    except OSError:
+        return False
 
 
 def _control_sockets() -> tuple[socket.socket, socket.socket]:

@@ -100,7 +100,7 @@ class Confinement:
         try:
             self.limits.apply({*keep, self._rules}, memory_mb, cpu_seconds)
             if _drop_user(self._users + os.getpid()) or own_user:
-                resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
+                resource.setrlimit(resource.RLIMIT_NPROC, _lowered(resource.RLIMIT_NPROC, THREADS))
             if parent is not None:  # after the change of user, which would clear it
                 self._check(self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
                 if os.getppid() != parent:
@@ -169,7 +169,7 @@ def compile_filter(threads: bool = True) -> bytes:
     try:
         import pyseccomp as seccomp
     except (ImportError, RuntimeError, OSError) as error:
-        raise ConfinementError(f"no libseccomp ({error})") from error
+        raise ConfinementError(f"no libseccomp ({error}); install libseccomp (Debian: libseccomp2)") from error
     denied = seccomp.ERRNO(errno.EPERM)
     rules = seccomp.SyscallFilter(denied)
     rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)  # a binary tree: the kernel tries the filter on each call there is
@@ -195,15 +195,21 @@ def compile_filter(threads: bool = True) -> bytes:
         rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(0, seccomp.LE, _LAST_CLOCK))
     rules.add_rule(seccomp.ALLOW, "madvise", seccomp.Arg(2, seccomp.LE, _LAST_ADVICE))  # not to poison a page, as root
     with open(os.memfd_create("filter"), "rb") as file:
-        rules.export_bpf(file)
+        try:
+            rules.export_bpf(file)
+        except OSError as error:  # a limit on the size of files counts for what is in memory, too
+            raise ConfinementError(f"the seccomp filter cannot be written ({error.strerror}; see ulimit -f)") from error
         file.seek(0)
         return file.read()
 
 
 def mapped_bytes() -> int:
-    """The address space that this process has mapped."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+    """The address space that this process has mapped. Raises `ConfinementError` where no /proc says that."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except FileNotFoundError:
+        raise ConfinementError("there is no /proc; mount it") from None
 
 
 class Limits:
