@@ -1,4 +1,4 @@
-"""chess: the model names several moves, is shown its own list, and chooses; a reply without a legal move is asked again."""
+"""chess: the model names several moves, is shown its own list, and chooses; one without a legal move is asked again."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""math: the model checks its own answer in a fresh context, with a program whose names are kept; else it tries again."""
+"""math: the model checks its own answer in a fresh context, with a program whose names are kept, or tries again."""
 
 from whale_envs.harness import boxed, tag, user
 
