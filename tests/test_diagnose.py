@@ -24,7 +24,7 @@ from whale_train.evaluate import load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
-from whale_train.meta_harness.records import Round, Score, ScoreKey
+from whale_train.meta_harness.records import Phase, Round, Score, ScoreKey
 from whale_train.policies import load
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
@@ -94,6 +94,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         better = archive.add(harness.source.replace("Question:", "careful Question:"), "Care.", (), (), "r1")
         tasks, _ = split_tasks(domain.splits.harness, settings.shadow, settings.tasks)
         key = ScoreKey(policy.weights_hash, tasks.hash, seed)
+        archive.begin(Phase(phase, key), start.hash)
         archive.record(start.hash, key, Score(0.2, 0.04, len(tasks), 1.0, "start"), [])
         archive.finish_round(Round(phase, 1, [], better.hash, 0.9))
         ledger.add(Spent("search", "search", rollouts=settings.tasks * (1 + 3 * settings.rounds)))

@@ -40,7 +40,9 @@ def jail() -> Iterator[Jail]:
         ("fill", "MemoryError"),
     ],
 )
-def test_an_episode_that_takes_its_worker_down_fails_alone(jail: Jail, misdeed: str, message: str) -> None:
+def test_an_episode_that_takes_its_worker_down_fails_alone(misdeed: str, message: str) -> None:
+    seconds = QUICK.seconds if misdeed == "hang" else 20.0  # memory takes a while to fill
+    jail = Jail(toy_harness(MIXED, trusted=False), JailLimits(seconds=seconds, memory_mb=QUICK.memory_mb))
     undisturbed = []
     for trusted in (True, False):
         env = HarnessEnv(Toy(), harness=toy_harness(MIXED, trusted))
@@ -60,6 +62,7 @@ def test_an_episode_that_takes_its_worker_down_fails_alone(jail: Jail, misdeed: 
     ended = step(envs[0], "stop")
     assert ended is not None and ended.failure is None
     assert record(ended) == undisturbed[0] == undisturbed[1]
+    jail.close()
 
 
 def worker_of(env: HarnessEnv) -> int:
