@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 import time
@@ -12,11 +11,8 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
-import msgspec
 import pytest
-from chat_server import CUT, HANG, KEY, ChatServer, Status, called, completion
-from hypothesis import given
-from hypothesis import strategies as st
+from chat_server import CUT, HANG, KEY, ChatServer, Status, completion
 from loopback import JsonHandler, Loopback
 
 from whale_envs.episode import Reply
@@ -24,7 +20,6 @@ from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Ask, user
 from whale_envs.services import Endpoint, Patience
 from whale_train.policies import PolicyError, Request, Sampling
-from whale_train.policies.chat_api import Engine, Refused, read_reply
 from whale_train.policies.load import load_policy
 from whale_train.policies.openai import FAILURES, OpenAIPolicy, ThreadSampler
 
@@ -485,59 +480,3 @@ def test_an_endpoint_that_cannot_be_used_is_heard_of_at_once(serve: Serve, monke
     assert load_policy(f"openai:m@{server.base}", "search-qa").name == "openai:m"
     server.__exit__()
     refused(f"openai:m@{server.base}", "refused.*start the server, or mend the URL in --policy")
-
-
-# anything
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-MESSAGES = st.fixed_dictionaries({}, optional={"content": JSON, "reasoning": JSON, "refusal": JSON, "tool_calls": JSON})
-CHOICES = st.fixed_dictionaries(
-    {"message": MESSAGES, "finish_reason": st.sampled_from(["stop", "length", "tool_calls", None, "x"])},
-    optional={"token_ids": JSON, "logprobs": JSON},
-)
-ANSWERS = st.fixed_dictionaries(
-    {"choices": st.lists(CHOICES, max_size=2)}, optional={"usage": JSON, "prompt_token_ids": JSON}
-)
-
-
-@given(ANSWERS | JSON, st.booleans())
-def test_any_body_is_a_reply_or_is_refused(answer: Any, token_ids: bool) -> None:
-    engine = Engine(extras=token_ids, token_ids=token_ids)
-    for body in (json.dumps(answer).encode(), json.dumps(answer).encode()[:-1]):
-        try:
-            reply = read_reply(body, ["a"], engine, (0.0, 0.0))
-        except (ValueError, Refused):
-            continue
-        assert msgspec.json.decode(msgspec.json.encode(reply), type=Reply) == reply
-
-
-@given(st.text(max_size=20), st.text(max_size=30) | JSON)
-def test_any_call_is_read_or_stands_in_the_text(name: str, arguments: Any) -> None:
-    message = {
-        "content": "x",
-        "tool_calls": [{"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}],
-    }
-    reply = read_reply(json.dumps(completion(message, "tool_calls")).encode(), [], Engine(), (0.0, 0.0))
-    assert len(reply.tool_calls) + reply.text.count("<tool_call>") >= 1
-    assert reply.text.startswith("x")
-
-
-@pytest.mark.parametrize(
-    "calls", [{}, {"x": 1}, 5, "x", [None], [{}], [{"function": None}], [{"function": {"name": 5, "arguments": "{}"}}]]
-)
-def test_what_is_no_call_at_all_stands_in_the_text_too(calls: Any) -> None:
-    message = {"content": "x", "tool_calls": calls}
-    reply = read_reply(json.dumps(completion(message)).encode(), [], Engine(), (0.0, 0.0))
-    assert (reply.tool_calls, reply.text.count("<tool_call>")) == ([], 1 if calls else 0)
-
-
-@given(st.dictionaries(st.text(max_size=8), JSON, max_size=4))
-def test_any_arguments_survive(arguments: dict[str, Any]) -> None:
-    message = called(("f", json.dumps(arguments)))
-    reply = read_reply(json.dumps(completion(message)).encode(), [], Engine(), (0.0, 0.0))
-    assert reply.tool_calls == [{"name": "f", "arguments": arguments}]
