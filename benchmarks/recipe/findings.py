@@ -101,7 +101,7 @@ def not_below(found: Interval | None) -> str:
     """Whether one keeps up with another, in words."""
     if found is None or math.isinf(found.low):
         return "not run" if found is None else "one seed"
-    return "no, below" if found.high < 0 else "**yes**, above" if found.low > 0 else "**yes**, within noise"
+    return "no, below" if found.high < 0 else "**yes**, above" if found.low > 0 else "within noise"
 
 
 def early(rows: Sequence[Row], domain: str) -> Interval | None:
