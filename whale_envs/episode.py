@@ -22,6 +22,8 @@ _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _REMEDY = "remove the file, and the same command goes on without it"
 
 FinishReason = Literal["stop", "length"]
+#: A score above this is a right answer (arXiv 2609.00196, section on RSFT).
+SOLVED = 0.5
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -158,6 +160,11 @@ class Episode(msgspec.Struct, eq=False):
     def score(self) -> float:
         """The verdict's score."""
         return self.verdict.score
+
+    @property
+    def solved(self) -> bool:
+        """Whether the verifier accepts its answer."""
+        return self.score > SOLVED
 
     @property
     def truncated(self) -> bool:

@@ -53,7 +53,7 @@ def _text(value: object) -> str:
 
 def _summary(episode: Episode) -> str:
     """What came of it, as a table."""
-    right = "right" if episode.score > 0.5 else "wrong"
+    right = "right" if episode.solved else "wrong"
     rows = {
         "score": f'<span class="{right}">{episode.score:g}</span> · {_text(episode.verdict.reason)}',
         "answer": f"<pre>{_text(repr(episode.answer))}</pre>",

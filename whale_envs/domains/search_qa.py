@@ -90,7 +90,7 @@ class SearchQAWorld(World):
         }
         for place in ("retrieved", "shown"):
             if facts[f"answer {place}"]:
-                facts[f"extracted given {place}"] = episode.score > 0.5
+                facts[f"extracted given {place}"] = episode.solved
         return facts
 
     def solve(self) -> Any:

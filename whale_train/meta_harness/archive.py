@@ -163,7 +163,7 @@ class Archive:
             return {}
         key = self.phase.score_key  # type: ignore[union-attr]
         others = [c.hash for c in self.candidates if str(key) in c.scores and not c.gate]
-        solved = {h: [t for t, o in self.outcomes(h, key).items() if o.score > 0.5] for h in others}
+        solved = {h: [t for t, o in self.outcomes(h, key).items() if o.solved] for h in others}
         best, found = set(solved[ranked[0].hash]), dict[str, list[str]]()
         more = {h: [t for t in tasks if t not in best] for h, tasks in solved.items()}
         while more := {h: tasks for h, tasks in more.items() if tasks}:

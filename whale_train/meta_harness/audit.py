@@ -71,7 +71,7 @@ def canary_findings(
         for policy in policies
         for episode in rollout(policy, domain, harness, domain.splits.harness, "harness", null.seed, jail=jail)
     ]
-    solved = [e.task_id for e in played if e.score > 0.5]
+    solved = [e.task_id for e in played if e.solved]
     said = f"it solves {len(solved)} of {len(played)} canaries, whose answers nobody can know"
     return [Finding("canary", said, f"task {solved[0]}")] if solved else []
 
@@ -150,9 +150,7 @@ def audit(
         broken = _broken(played) or order_findings(null, harness, jail)
         layers.append(Checked("contract", f"{len(played)} episodes", broken, took))
         null.recorded = null.own = played
-        check(
-            "provenance", f"{sum(e.score > 0.5 for e in played)} solved episodes", lambda: provenance_findings(played)
-        )
+        check("provenance", f"{sum(e.solved for e in played)} solved episodes", lambda: provenance_findings(played))
         check("isolation", f"{TWICE} tasks, twice", lambda: isolation_findings(null, harness, jail))
         check("null model", f"{len(null.kinds) * min(FULL, len(tasks))} episodes", blind)
         players = [policy, *(NullPolicy(kind, domain.name) for kind in null.kinds if kind not in HEARD)]

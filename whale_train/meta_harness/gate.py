@@ -71,8 +71,8 @@ def _checks(
 
 def gate_episodes(episodes: Sequence[Episode]) -> list[Episode]:
     """The recorded episodes to gate with: one that was solved, one that was not, the longest, then the first ones."""
-    solved = [e for e in episodes if e.score > 0.5]
-    failed = [e for e in episodes if e.score <= 0.5]
+    solved = [e for e in episodes if e.solved]
+    failed = [e for e in episodes if not e.solved]
     longest = sorted(episodes, key=lambda e: -len(e.calls))
     wanted = [*solved[:1], *failed[:1], *longest[:1], *episodes]
     unique: dict[str, Episode] = {}

@@ -329,7 +329,7 @@ class NullTest:
 
     def _compared(self, kind: str, episodes: list[Episode]) -> Compared:
         """The candidate against the reference that it has the hardest time with."""
-        scores = {e.task_id: float(e.score > 0.5) for e in episodes}
+        scores = {e.task_id: float(e.solved) for e in episodes}
         found = []
         for name in self._references(kind):
             reference = self._reference(name, list(scores))
@@ -349,7 +349,7 @@ class NullTest:
             self._scores |= {(name, t.id): _by_sign(self.domain, t, name) for t in tasks}
         else:
             played = self.play(self._h0, name.removeprefix("h0 "), tasks, None)
-            self._scores |= {(name, e.task_id): float(e.score > 0.5) for e in played}
+            self._scores |= {(name, e.task_id): float(e.solved) for e in played}
         return {i: self._scores[name, i] for i in ids}
 
 

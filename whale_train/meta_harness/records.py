@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from whale_envs import Episode
+from whale_envs.episode import SOLVED
 from whale_train.meta_harness.proposers.base import Cost, Proposal
 
 #: What of a harness a proposer may edit: all of it, or the text of its strings.
@@ -64,6 +65,11 @@ class Outcome(msgspec.Struct, frozen=True):
     turns: int
     failed: str = ""
     said: str = ""
+
+    @property
+    def solved(self) -> bool:
+        """See `Episode.solved`."""
+        return self.score > SOLVED
 
 
 class Candidate(msgspec.Struct):

@@ -48,7 +48,7 @@ def pick(before: Sequence[Episode], after: Sequence[Episode]) -> list[tuple[Epis
 
 
 def _verdict(episode: Episode) -> str:
-    return '<span class="ok">right</span>' if episode.score > 0.5 else '<span class="bad">wrong</span>'
+    return '<span class="ok">right</span>' if episode.solved else '<span class="bad">wrong</span>'
 
 
 def _side(when: str, episode: Episode) -> str:

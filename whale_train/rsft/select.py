@@ -11,13 +11,10 @@ from whale_envs.errors import Owner
 from whale_train.ledger import dollars, tokens
 from whale_train.metrics import behaviour_rates
 
-#: An episode is accepted when its score is above this (paper, section on RSFT).
-ACCEPT = 0.5
-
 
 def accepted(episode: Episode) -> bool:
     """Whether an episode is trained on: the verifier accepts it, no call was cut off, nothing failed."""
-    return episode.score > ACCEPT and not episode.truncated and episode.failure is None
+    return episode.solved and not episode.truncated and episode.failure is None
 
 
 def select(

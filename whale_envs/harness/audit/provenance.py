@@ -35,7 +35,7 @@ _FRAME_CHARS = 200
 
 def provenance(episode: Episode) -> Finding | None:
     """Why an episode's score is not the model's, None when it is (or when there is none)."""
-    if episode.score <= 0.5:
+    if not episode.solved:
         return None
     if any(c.name == "move" and not c.error for c in episode.tool_calls):
         reason = next(_unwritten_moves(episode), "")

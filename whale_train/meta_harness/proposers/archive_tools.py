@@ -187,10 +187,10 @@ class Compare(Tool, frozen=True):
         shared = [t for t in ours if t in theirs]
         wins = [t for t in shared if ours[t].score > theirs[t].score]
         losses = [t for t in shared if ours[t].score < theirs[t].score]
-        solved = sum(ours[t].score > 0.5 and theirs[t].score > 0.5 for t in shared)
+        solved = sum(ours[t].solved and theirs[t].solved for t in shared)
         lines = [
             f"{len(shared)} shared tasks: {len(wins)} only {self.first} wins, {len(losses)} only {self.second} wins, "
-            f"both solve {solved}, neither {sum(max(ours[t].score, theirs[t].score) <= 0.5 for t in shared)}"
+            f"both solve {solved}, neither {sum(not (ours[t].solved or theirs[t].solved) for t in shared)}"
         ]
         for title, tasks in ((f"only {self.first}", wins), (f"only {self.second}", losses)):
             lines += [f"{title}: {t} · {ours[t].reason} · {theirs[t].reason}" for t in tasks]
