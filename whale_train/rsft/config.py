@@ -23,8 +23,9 @@ class RSFTConfig(SFTConfig):
     """Settings of an `RSFTTrainer`: those of `trl.SFTConfig`, and what online rejection sampling adds.
 
     A step is one round of sampling and training, and `max_steps`, `save_steps`, `logging_steps`, `warmup_steps` count
-    such steps; an epoch deals every task of the weight split once. Defaults are the paper's (arXiv 2609.00196, section
-    on RSFT) where it gives one. Fields of `SFTConfig` with another default or meaning here:
+    such steps; an epoch deals every task of the weight split once, but for the rest that fills no step. Defaults are
+    the paper's (arXiv 2609.00196, section on RSFT) where it gives one. Fields of `SFTConfig` with another default or
+    meaning here:
 
     - `learning_rate` 1e-6 and constant; `logging_steps` 1; `save_steps` 1 and `save_total_limit` 2, since a step takes
       long.

@@ -127,8 +127,7 @@ class Round:
             return None
         episodes = list(read_episodes(path))
         same = [_key(e) for e in episodes] == self._keys()
-        # an episode that ended before its first model call was sampled by no weights
-        return episodes if same and {e.weights for e in episodes if e.weights} <= {weights} else None
+        return episodes if same and {e.weights for e in episodes} == {weights} else None
 
     def _keys(self) -> list[Key]:
         """The episodes by their keys, in order."""

@@ -59,8 +59,9 @@ from whale_train.rsft.weights import base_of, twin, whole_weights
 #: The settings that decide a run's result, which must stay the same when it is resumed.
 DECISIVE = (
     *("seed", "prompts_per_step", "num_generations", "temperature", "top_k", "top_p"),
-    *("drop_all_correct", "max_per_question", "drop_duplicates", "minibatch_size"),
-    *("learning_rate", "lr_scheduler_type", "optim", "weight_decay", "max_grad_norm"),
+    *("drop_all_correct", "max_per_question", "drop_duplicates", "max_row_tokens", "minibatch_size"),
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm"),
+    *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"),
 )
 
 
@@ -91,6 +92,7 @@ class RSFTTrainer(SFTTrainer):
         callbacks, optimizers, peft_config, quantization_config: see `SFTTrainer`.
         policy: what samples in place of the model itself, an `Engine` such as `VLLMPolicy`: it is given the weights
             after each step, and has to find the same tokens as likely as the trainer does (see `handover.Handover`).
+            It samples as it was made to: temperature, top_k and top_p of `args` are the model's own sampling's.
 
     Raises `UserError` for what cannot be used: a model that is not there, an env or a harness, too few tasks; and from
     `train` for an output folder of other settings, memory that runs out, a full disk, a loss that is not finite.
