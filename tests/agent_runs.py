@@ -12,7 +12,7 @@ from whale_envs.harness.load import load_harness
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.agent import Limits
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 
@@ -23,7 +23,7 @@ SNIPPETS = H0.source.replace("p.head(WORDS)", "p.snippets(task.question, 3)")
 TURNS = H0.source.replace("TURNS = 3", "TURNS = 6")
 
 
-def run_search(folder: Path, proposer: Any, config: SearchConfig) -> Archive:
+def run_search(folder: Path, proposer: Any, config: SearchSettings) -> Archive:
     """A search in a folder; its archive."""
     archive = Archive(folder / "archive", "search-qa")
     ledger = Ledger(folder / "ledger.jsonl")
@@ -34,7 +34,7 @@ def run_search(folder: Path, proposer: Any, config: SearchConfig) -> Archive:
 
 def played_archive(folder: Path) -> Path:
     """The folder of an archive with h0 and its episodes, not to be written to again."""
-    return run_search(folder, None, SearchConfig(rounds=0, tasks=6)).folder
+    return run_search(folder, None, SearchSettings(rounds=0, tasks=6)).folder
 
 
 def results(request: dict[str, Any]) -> list[tuple[bool, str]]:

@@ -14,12 +14,12 @@ from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.proposers.base import Proposal, Proposer
 from whale_train.meta_harness.proposers.mutation import MutationProposer
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.base import Policy
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
 
-CONFIG = SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0)
+CONFIG = SearchSettings(rounds=2, candidates=2, tasks=6, backoff=0)
 H0 = load_harness("h0", "search-qa")
 SEED = 3
 
@@ -43,7 +43,7 @@ def run(
     domain: Domain,
     folder: Path,
     proposer: Proposer | None = None,
-    config: SearchConfig = CONFIG,
+    config: SearchSettings = CONFIG,
     policy: Policy | None = None,
     key: str = "search",
     accepted: Harness = H0,

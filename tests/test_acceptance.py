@@ -21,7 +21,7 @@ from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.records import Outcome, Phase, Score, ScoreKey
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.rollout import episode_seed
@@ -29,7 +29,7 @@ from whale_train.whale import plan_of
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
-CONFIG = SearchConfig(rounds=2, candidates=2, tasks=12, refills=0, backoff=0, acceptance="paired")
+CONFIG = SearchSettings(rounds=2, candidates=2, tasks=12, refills=0, backoff=0, acceptance="paired")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def paired(domain: Domain, folder: Path, *proposals: Proposal) -> tuple[Harness,
 
 def test_luck_under_the_searchs_seeds_is_accepted_by_best_and_not_by_paired(domain: Domain, tmp_path: Path) -> None:
     best, _, _ = run(
-        domain, tmp_path / "best", ScriptedProposer(LUCKY), SearchConfig(1, 1, 12, refills=0), policy(domain)
+        domain, tmp_path / "best", ScriptedProposer(LUCKY), SearchSettings(1, 1, 12, refills=0), policy(domain)
     )
     assert best.hash == Harness(LUCKY.source).hash
     accepted, archive, said = paired(domain, tmp_path / "paired", LUCKY)

@@ -34,7 +34,7 @@ from whale_train.meta_harness.proposers.base import Cost, ProposerError, Propose
 from whale_train.meta_harness.proposers.brief import BRIEFS, system_prompt
 from whale_train.meta_harness.proposers.messages_stream import MessagesAnswer
 from whale_train.meta_harness.proposers.service import StreamError
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 
 ONCE = Answer([call("list_candidates", {})])
 
@@ -120,7 +120,7 @@ def test_a_search_round_with_it_reads_submits_mends_and_ends_in_scored_candidate
         look, first, second, Status(500),
     )  # fmt: skip
     proposer = agent()
-    archive = run_search(tmp_path, proposer, SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0, refills=0))
+    archive = run_search(tmp_path, proposer, SearchSettings(rounds=1, candidates=2, tasks=6, backoff=0, refills=0))
 
     tried = archive.rounds[0].tried
     assert [archive.source(t.hash) for t in tried] == [SNIPPETS, TURNS]
@@ -219,7 +219,7 @@ def test_what_the_user_must_mend_stops_the_search_at_once(
 ) -> None:
     server = serve(Status(code, "authentication_error", f"invalid x-api-key {KEY}"))
     with pytest.raises(UserError, match=why) as caught:
-        run_search(tmp_path, agent(), SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0))
+        run_search(tmp_path, agent(), SearchSettings(rounds=1, candidates=2, tasks=6, backoff=0))
     assert len(server.requests) == 1
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
     log = (tmp_path / "archive/exchanges/search-1-0.jsonl").read_text()
@@ -290,7 +290,7 @@ def test_a_conversation_that_ends_at_its_limits_is_not_begun_again_in_its_round(
     tmp_path: Path, serve: Callable[..., MessagesServer]
 ) -> None:
     server = serve(ONCE)
-    archive = run_search(tmp_path, agent(Limits(turns=4)), SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0))
+    archive = run_search(tmp_path, agent(Limits(turns=4)), SearchSettings(rounds=2, candidates=2, tasks=6, backoff=0))
     assert len(server.requests) == 2 * 4
     assert [r.tried for r in archive.rounds] == [[], []]
     assert all("it reached the limit of 4 answers" in r.note for r in archive.rounds)
@@ -300,7 +300,7 @@ def test_what_was_handed_in_before_a_failure_counts_and_the_round_says_so(
     tmp_path: Path, serve: Callable[..., MessagesServer]
 ) -> None:
     serve(Answer([submit(SNIPPETS)]), Answer([], "refusal"))
-    config = SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0, refills=0)
+    config = SearchSettings(rounds=1, candidates=2, tasks=6, backoff=0, refills=0)
     archive = run_search(tmp_path, agent(), config)
     assert [archive.source(t.hash) for t in archive.rounds[0].tried] == [SNIPPETS]
     assert "gave 1 candidates of 2" in archive.rounds[0].note

@@ -16,7 +16,7 @@ from whale_train.meta_harness.proposers.archive_tools import MAX_SHOWN, Desk, To
 from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.brief import system_prompt
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_lines_and_ranges_and_what_is_long(fenced: Path) -> None:
 
 def test_two_candidates_are_compared_task_by_task(tmp_path: Path) -> None:
     proposer = ScriptedProposer(Proposal(SNIPPETS, "The nearest sentences hold the answer.", (H0.hash,), ("view",)))
-    config = SearchConfig(rounds=1, candidates=1, tasks=12, backoff=0, refills=0)
+    config = SearchSettings(rounds=1, candidates=1, tasks=12, backoff=0, refills=0)
     archive = run_search(tmp_path, proposer, config)
     key, new = archive.phase.score_key, archive.rounds[0].tried[0].hash  # type: ignore[union-attr]
     ours, theirs = archive.outcomes(H0.hash, key), archive.outcomes(new, key)
@@ -108,7 +108,7 @@ def test_a_hypothesis_stands_beside_what_came_of_it(tmp_path: Path) -> None:
         Proposal(SNIPPETS, "The nearest sentences hold the answer.", (H0.hash,), ("view",)),
         Proposal("def run(\n", "Shorter is better.", (H0.hash,)),
     )
-    archive = run_search(tmp_path, proposer, SearchConfig(rounds=1, candidates=2, tasks=12, backoff=0, refills=0))
+    archive = run_search(tmp_path, proposer, SearchSettings(rounds=1, candidates=2, tasks=12, backoff=0, refills=0))
     new, broken = (t.hash for t in archive.rounds[0].tried)
     key = str(archive.phase.score_key)  # type: ignore[union-attr]
     gain = archive[new].scores[key].mean - archive[H0.hash].scores[key].mean

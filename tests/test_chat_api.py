@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_envs.episode import Reply
-from whale_train.policies.chat_api import Engine, Refused, read_reply
+from whale_train.policies.chat_api import Dialect, Refused, read_reply
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -31,10 +31,10 @@ ANSWERS = st.fixed_dictionaries(
 
 @given(ANSWERS | JSON, st.booleans())
 def test_any_body_is_a_reply_or_is_refused(answer: Any, token_ids: bool) -> None:
-    engine = Engine(extras=token_ids, token_ids=token_ids)
+    dialect = Dialect(extras=token_ids, token_ids=token_ids)
     for body in (json.dumps(answer).encode(), json.dumps(answer).encode()[:-1]):
         try:
-            reply = read_reply(body, ["a"], engine, (0.0, 0.0))
+            reply = read_reply(body, ["a"], dialect, (0.0, 0.0))
         except (ValueError, Refused):
             continue
         assert msgspec.json.decode(msgspec.json.encode(reply), type=Reply) == reply
@@ -46,7 +46,7 @@ def test_any_call_is_read_or_stands_in_the_text(name: str, arguments: Any) -> No
         "content": "x",
         "tool_calls": [{"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}],
     }
-    reply = read_reply(json.dumps(completion(message, "tool_calls")).encode(), [], Engine(), (0.0, 0.0))
+    reply = read_reply(json.dumps(completion(message, "tool_calls")).encode(), [], Dialect(), (0.0, 0.0))
     assert len(reply.tool_calls) + reply.text.count("<tool_call>") >= 1
     assert reply.text.startswith("x")
 
@@ -56,12 +56,12 @@ def test_any_call_is_read_or_stands_in_the_text(name: str, arguments: Any) -> No
 )
 def test_what_is_no_call_at_all_stands_in_the_text_too(calls: Any) -> None:
     message = {"content": "x", "tool_calls": calls}
-    reply = read_reply(json.dumps(completion(message)).encode(), [], Engine(), (0.0, 0.0))
+    reply = read_reply(json.dumps(completion(message)).encode(), [], Dialect(), (0.0, 0.0))
     assert (reply.tool_calls, reply.text.count("<tool_call>")) == ([], 1 if calls else 0)
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=4))
 def test_any_arguments_survive(arguments: dict[str, Any]) -> None:
     message = called(("f", json.dumps(arguments)))
-    reply = read_reply(json.dumps(completion(message)).encode(), [], Engine(), (0.0, 0.0))
+    reply = read_reply(json.dumps(completion(message)).encode(), [], Dialect(), (0.0, 0.0))
     assert reply.tool_calls == [{"name": "f", "arguments": arguments}]

@@ -17,7 +17,7 @@ from whale_train.config import TrainConfig
 from whale_train.evaluate import evaluate, load_evaluation
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
@@ -65,7 +65,7 @@ def test_another_verifier_is_another_evaluation(server: JudgeServer, tmp_path: P
 
 def test_a_search_pays_for_its_judge(server: JudgeServer, tmp_path: Path) -> None:
     domain, ledger = load_domain("search-qa", None, "judge:openai:m@1/5"), Ledger(tmp_path / "ledger.jsonl")
-    archive, config = Archive(tmp_path / "archive", "search-qa"), SearchConfig(rounds=0, tasks=6)
+    archive, config = Archive(tmp_path / "archive", "search-qa"), SearchSettings(rounds=0, tasks=6)
     search(ScriptedPolicy(guesser, "g"), domain, H0, config, archive, None, ledger, Silent(), 3, "search")  # type: ignore[arg-type]
     spent = Ledger(ledger.path).by_kind()["search"]
     assert spent.rollouts == len(server.requests) == 6

@@ -24,7 +24,7 @@ from whale_train.meta_harness.gate import gate, gate_episodes
 from whale_train.meta_harness.proposers.base import Proposal, ProposerError
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
@@ -41,7 +41,7 @@ def domain() -> Domain:
 
 
 def test_it_finds_what_helps_and_the_shadow_score_agrees(domain: Domain, tmp_path: Path) -> None:
-    config = SearchConfig(rounds=8, candidates=3, tasks=48, backoff=0)
+    config = SearchSettings(rounds=8, candidates=3, tasks=48, backoff=0)
     accepted, policy, told = run(domain, tmp_path, config=config)
     archive = Archive(tmp_path / "archive", "search-qa")
     key = archive.phase.score_key  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def played(domain: Domain, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     folder = tmp_path_factory.mktemp("played")
-    run(domain, folder, ScriptedProposer(), SearchConfig(rounds=1, tasks=6, refills=0, backoff=0))
+    run(domain, folder, ScriptedProposer(), SearchSettings(rounds=1, tasks=6, refills=0, backoff=0))
     return Archive(folder / "archive", "search-qa")
 
 
@@ -154,7 +154,7 @@ def test_a_candidate_that_is_caught_after_it_played_is_kept_with_the_reason_and_
 ) -> None:
     monkeypatch.setattr(search_module, "gate", lambda *args: [])
     cheat = H0.source.replace(before, more + before)
-    config = SearchConfig(rounds=1, candidates=1, tasks=24, backoff=0)
+    config = SearchSettings(rounds=1, candidates=1, tasks=24, backoff=0)
     accepted, _, told = run(domain, tmp_path, ScriptedProposer(Proposal(cheat, "Reads.", (H0.hash,))), config)
     archive = Archive(tmp_path / "archive", "search-qa")
     key = str(archive.phase.score_key)  # type: ignore[union-attr]
@@ -185,7 +185,7 @@ def test_a_candidate_that_scores_without_the_model_is_not_accepted(name: str, do
     archive, told = Archive(tmp_path / "archive", "search-qa"), Told()
     parrot = ScriptedPolicy(repeats, "parrot")
     accepted = search(
-        parrot, domain, H0, SearchConfig(rounds=1, candidates=1, tasks=64, backoff=0), archive,
+        parrot, domain, H0, SearchSettings(rounds=1, candidates=1, tasks=64, backoff=0), archive,
         ScriptedProposer(Proposal(dictates, "Tells.", (H0.hash,))), Ledger(tmp_path / "l"), told, 3, "search",
     )  # fmt: skip
     caught = archive[Harness(dictates).hash]
@@ -198,7 +198,7 @@ def test_a_candidate_that_scores_without_the_model_is_not_accepted(name: str, do
 def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Domain, tmp_path: Path) -> None:
     bad = Proposal(REFUSED["does not parse"], "Shorter.", (H0.hash,))
     good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
-    config = SearchConfig(rounds=1, candidates=1, tasks=6, refills=1, backoff=0)
+    config = SearchSettings(rounds=1, candidates=1, tasks=6, refills=1, backoff=0)
     _, _, told = run(domain, tmp_path, ScriptedProposer(bad, good), config)
     archive = Archive(tmp_path / "archive", "search-qa")
     assert [bool(t.gate) for t in archive.rounds[0].tried] == [True, False]
@@ -210,7 +210,7 @@ def test_a_refused_candidate_costs_no_rollout_and_its_place_is_filled(domain: Do
 def test_a_proposer_that_fails_is_asked_again_a_bounded_number_of_times_and_the_round_says_so(
     domain: Domain, tmp_path: Path
 ) -> None:
-    config = SearchConfig(rounds=2, candidates=1, tasks=6, retries=2, refills=2, backoff=0)
+    config = SearchSettings(rounds=2, candidates=1, tasks=6, retries=2, refills=2, backoff=0)
     good = Proposal(H0.source.replace("Question:", "The question:"), "Politer.", (H0.hash,))
     down = ProposerError("the service is down")
     _, _, told = run(domain, tmp_path, ScriptedProposer(down, down, down, down, good), config)
@@ -245,7 +245,7 @@ def test_a_policy_that_answers_nothing_is_no_score(domain: Domain, tmp_path: Pat
 @pytest.mark.parametrize("bad", [{"tasks": 0}, {"rounds": -1}, {"shadow": 1.0}, {"acceptance": "worst"}, {"level": 0}])
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(UserError):
-        SearchConfig(**bad)  # type: ignore[arg-type]
+        SearchSettings(**bad)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------- what lasts
@@ -274,7 +274,7 @@ class Killed(BaseException):
 def test_killed_at_any_write_it_ends_as_if_undisturbed(
     domain: Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = SearchConfig(rounds=1, candidates=2, tasks=3, refills=1, backoff=0)
+    config = SearchSettings(rounds=1, candidates=2, tasks=3, refills=1, backoff=0)
     run(domain, tmp_path / "undisturbed", config=config)
     wanted, write, writes = files(tmp_path / "undisturbed"), archive_module.write_atomic, 0
 
@@ -337,7 +337,7 @@ def test_kill_minus_nine_in_each_step_of_a_round_and_the_same_command_give_the_s
 
 
 def test_two_runs_with_one_seed_give_the_same_archive_byte_for_byte_times_apart(domain: Domain, tmp_path: Path) -> None:
-    config = SearchConfig(rounds=1, candidates=2, tasks=33, refills=1, backoff=0, acceptance="paired", racing=True)
+    config = SearchSettings(rounds=1, candidates=2, tasks=33, refills=1, backoff=0, acceptance="paired", racing=True)
     for name in ("one", "other"):
         run(domain, tmp_path / name, config=config)
     assert files(tmp_path / "one") == files(tmp_path / "other")

@@ -28,7 +28,7 @@ from whale_train.meta_harness.proposers.brief import system_prompt
 from whale_train.meta_harness.proposers.chat_stream import ChatAnswer
 from whale_train.meta_harness.proposers.openai import LEFT_OUT, openai_service
 from whale_train.meta_harness.proposers.service import StreamError
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 
 Serve = Callable[..., ChatServer]
 
@@ -124,7 +124,7 @@ def test_a_round_with_a_local_model_ends_in_scored_candidates(tmp_path: Path, se
     server = serve(think, submit(SNIPPETS + "\nrun(\n"), submit(SNIPPETS), submit(TURNS), Status(500))
     server.streams = streams
     proposer = agent(server, price="@1/10")
-    archive = run_search(tmp_path, proposer, SearchConfig(rounds=1, candidates=2, tasks=6, backoff=0, refills=0))
+    archive = run_search(tmp_path, proposer, SearchSettings(rounds=1, candidates=2, tasks=6, backoff=0, refills=0))
 
     assert [archive.source(t.hash) for t in archive.rounds[0].tried] == [SNIPPETS, TURNS]
     assert archive.rounds[0].note == ""
@@ -229,7 +229,7 @@ def test_a_cap_that_does_not_fit_becomes_what_is_left(played: Path, serve: Serve
 def test_what_the_user_must_mend_stops_the_search(tmp_path: Path, serve: Serve, code: int, why: str) -> None:
     server = serve(Status(code, f"no such {KEY}"))
     with pytest.raises(UserError, match=why) as caught:
-        run_search(tmp_path, agent(server), SearchConfig(rounds=1, candidates=1, tasks=6, backoff=0))
+        run_search(tmp_path, agent(server), SearchSettings(rounds=1, candidates=1, tasks=6, backoff=0))
     assert len(server.requests) == 1 and KEY not in str(caught.value)
 
 

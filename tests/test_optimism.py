@@ -16,7 +16,7 @@ from whale_train.archive_commands import show_archive
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.optimism import estimated_optimism, optimism
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 
 rows = st.integers(1, 12).flatmap(
     lambda tasks: st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=tasks, max_size=tasks), min_size=1)
@@ -60,7 +60,7 @@ def test_each_round_states_it_and_the_archive_shows_it(
         load_domain("search-qa"),
         tmp_path,
         ScriptedProposer(rewording("A"), rewording("B")),
-        SearchConfig(1, 2, 24, refills=0),
+        SearchSettings(1, 2, 24, refills=0),
     )
     archive = Archive(tmp_path / "archive", "search-qa")
     assert archive.phase is not None

@@ -23,10 +23,10 @@ from whale_train.meta_harness.proposers.base import Proposal
 from whale_train.meta_harness.proposers.brief import system_prompt
 from whale_train.meta_harness.proposers.mutation import MutationProposer, draw_edit, edits_of, string_edits_of
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 
 SOURCES = [load_harness(n, d).source for d in ("search-qa", "math", "chess") for n in ("h0", "strong")]
-CONFIG = SearchConfig(rounds=2, candidates=2, tasks=6, backoff=0, edits="prompt-only")
+CONFIG = SearchSettings(rounds=2, candidates=2, tasks=6, backoff=0, edits="prompt-only")
 POLITE = H0.source.replace("Question:", "The question, please:")
 
 ALLOWED = {
@@ -157,7 +157,7 @@ def test_the_mutation_proposer_wastes_no_candidate_on_what_is_refused(tmp_path: 
 
 
 def test_an_agent_is_told_and_a_submission_is_answered_at_once(tmp_path: Path) -> None:
-    archive = run_search(tmp_path, None, SearchConfig(rounds=0, tasks=6, edits="prompt-only"))
+    archive = run_search(tmp_path, None, SearchSettings(rounds=0, tasks=6, edits="prompt-only"))
     desk, given = Desk(archive, 1, DOMAIN), {"hypothesis": "x", "parents": [H0.hash], "axes": []}
     with pytest.raises(ToolInputError, match="only the text of strings may change"):
         desk.use("submit", {"source": SNIPPETS, **given})

@@ -19,10 +19,10 @@ from whale_train.meta_harness.proposers.agent import AgentProposer, Limits
 from whale_train.meta_harness.proposers.base import Cost, Proposal, ProposerError
 from whale_train.meta_harness.proposers.outside import OutsideProposer
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 from whale_train.options import SearchOptions
 
-CONFIG = SearchConfig(rounds=2, candidates=1, tasks=4, refills=1, retries=0, backoff=0)
+CONFIG = SearchSettings(rounds=2, candidates=1, tasks=4, refills=1, retries=0, backoff=0)
 POLITE = H0.source.replace("Question:", "The question, please:")
 
 

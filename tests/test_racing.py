@@ -25,13 +25,13 @@ from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
 from whale_train.meta_harness.racing import LEVEL, LOOK, alike, catch_up, stages
 from whale_train.meta_harness.records import Outcome, Score, ScoreKey
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
-CONFIG = SearchConfig(rounds=1, candidates=4, tasks=48, refills=0, backoff=0, racing=True)
+CONFIG = SearchSettings(rounds=1, candidates=4, tasks=48, refills=0, backoff=0, racing=True)
 #: Tasks here after which one that makes no difference is dropped.
 ALIKE = 32
 BAD, EVEN, GOOD, TWIN = rewording("Bad"), rewording("Even"), rewording("Good"), rewording("Twin")
@@ -61,7 +61,7 @@ def policy(domain: Domain) -> ScriptedPolicy:
     return ScriptedPolicy(answer, "policy")
 
 
-def race(domain: Domain, folder: Path, config: SearchConfig = CONFIG) -> tuple[Harness, Archive, list[str]]:
+def race(domain: Domain, folder: Path, config: SearchSettings = CONFIG) -> tuple[Harness, Archive, list[str]]:
     accepted, _, told = run(domain, folder, ScriptedProposer(BAD, TWIN, EVEN, GOOD), config, policy(domain))
     return accepted, Archive(folder / "archive", "search-qa"), told.lines
 
@@ -87,7 +87,7 @@ def test_one_that_is_far_behind_or_makes_no_difference_stops_and_costs_what_it_p
 
 def test_those_who_play_on_score_as_they_do_without_a_race(domain: Domain, tmp_path: Path) -> None:
     _, raced, _ = race(domain, tmp_path / "raced")
-    _, calm, _ = race(domain, tmp_path / "calm", SearchConfig(1, 4, 48, refills=0))
+    _, calm, _ = race(domain, tmp_path / "calm", SearchSettings(1, 4, 48, refills=0))
     key = raced.phase.score_key  # type: ignore[union-attr]
     for hash in (Harness(p.source).hash for p in (EVEN, GOOD)):
         assert raced.outcomes(hash, key) == calm.outcomes(hash, key)

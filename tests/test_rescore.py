@@ -17,14 +17,14 @@ from whale_train.meta_harness import archive as archive_module
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import split_tasks
 from whale_train.meta_harness.proposers.scripted import ScriptedProposer
-from whale_train.meta_harness.search import SearchConfig
+from whale_train.meta_harness.search import SearchSettings
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.whale import costs, plan_of
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
-CONFIG = SearchConfig(rounds=1, candidates=3, tasks=12, refills=0, backoff=0)
+CONFIG = SearchSettings(rounds=1, candidates=3, tasks=12, refills=0, backoff=0)
 ONE, TWO, THREE = rewording("One"), rewording("Two"), rewording("Three")
 
 

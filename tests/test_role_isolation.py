@@ -25,7 +25,7 @@ from whale_train.meta_harness.proposers.agent import AgentProposer
 from whale_train.meta_harness.proposers.anthropic import AnthropicService
 from whale_train.meta_harness.proposers.archive_tools import TOOLS, Desk, ToolInputError
 from whale_train.meta_harness.proposers.base import Cost, Proposal, Proposer
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
 from whale_train.progress import Silent
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 TEST, HARNESS = 3539, 10844
 SHADOW = HARNESS // 4
 COUNTS = (TEST, HARNESS, SHADOW, HARNESS - SHADOW)
-CONFIG = SearchConfig(rounds=2, candidates=2, tasks=8, refills=0, retries=0, backoff=0)
+CONFIG = SearchSettings(rounds=2, candidates=2, tasks=8, refills=0, retries=0, backoff=0)
 
 
 def word(*parts: object) -> str:
@@ -75,7 +75,7 @@ def policy(domain: Domain) -> ScriptedPolicy:
     return ScriptedPolicy(answer, "knows all")
 
 
-def run(domain: Domain, folder: Path, proposer: Proposer, config: SearchConfig = CONFIG) -> tuple[Archive, Ledger]:
+def run(domain: Domain, folder: Path, proposer: Proposer, config: SearchSettings = CONFIG) -> tuple[Archive, Ledger]:
     archive, ledger = Archive(folder / "archive", "search-qa"), Ledger(folder / "ledger.jsonl")
     asked = policy(domain)
     best = search(asked, domain, H0, config, archive, proposer, ledger, Silent(), 3, "search")
@@ -209,7 +209,7 @@ def test_a_search_spends_no_more_rollouts_than_its_budget(
     """The budget is rounds x candidates x tasks, and tasks for the baseline: refused candidates cost nothing, and what
     is asked for in their place fills their place alone."""
     folder = tmp_path_factory.mktemp("greedy")
-    config = SearchConfig(rounds=rounds, candidates=candidates, tasks=tasks, refills=refills, retries=0, backoff=0)
+    config = SearchSettings(rounds=rounds, candidates=candidates, tasks=tasks, refills=refills, retries=0, backoff=0)
     asked, ledger = ScriptedPolicy(lambda request: "<answer>nobody</answer>", "nobody"), Ledger(folder / "ledger.jsonl")
     archive = Archive(folder / "archive", "search-qa")
     search(asked, DOMAIN, H0, config, archive, Greedy(), ledger, Silent(), 3, "search")

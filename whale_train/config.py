@@ -11,7 +11,7 @@ from whale_train.options import MOST, Job, SearchOptions, SearchPhases, WeightOp
 from whale_train.schedules import Schedule
 
 if TYPE_CHECKING:
-    from whale_train.meta_harness.search import SearchConfig as PhaseConfig
+    from whale_train.meta_harness.search import SearchSettings
     from whale_train.whale import Data
 
 
@@ -68,7 +68,7 @@ class RunConfig(WeightPhases, SearchPhases):
         return (self.schedule,) if alone else ("whale", *beside)
 
     @property
-    def search(self) -> PhaseConfig:
+    def search(self) -> SearchSettings:
         """See `SearchOptions.search`."""
         return replace(super().search, rescore=self.rescore)
 

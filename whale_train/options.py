@@ -21,7 +21,7 @@ from whale_train.policies.find import check_policy
 
 if TYPE_CHECKING:
     from whale_train.meta_harness.proposers.agent import Limits
-    from whale_train.meta_harness.search import SearchConfig as PhaseConfig
+    from whale_train.meta_harness.search import SearchSettings
 
 #: Most of anything that is counted, and the largest seed: what is larger was not meant, and fits no file's numbers.
 MOST, MOST_SEED = 1_000_000, 2**63 - 1
@@ -243,11 +243,11 @@ class SearchOptions(ArmOptions):
         return Limits(dollars=self.proposer_dollars, tokens=self.proposer_tokens, minutes=self.proposer_minutes)
 
     @property
-    def search(self) -> PhaseConfig:
+    def search(self) -> SearchSettings:
         """A harness phase's settings, but for its rounds, which the plan decides."""
-        from whale_train.meta_harness.search import SearchConfig as PhaseConfig
+        from whale_train.meta_harness.search import SearchSettings
 
-        return PhaseConfig(
+        return SearchSettings(
             candidates=self.candidates,
             tasks=self.tasks,
             acceptance=self.acceptance,

@@ -39,14 +39,14 @@ from whale_train.meta_harness.archive import Archive, read_archive
 from whale_train.meta_harness.optimism import estimated_optimism
 from whale_train.meta_harness.proposers.mutation import MutationProposer
 from whale_train.meta_harness.records import Candidate, Outcome, Phase, Round, Score, ScoreKey
-from whale_train.meta_harness.search import SearchConfig, search
+from whale_train.meta_harness.search import SearchSettings, search
 from whale_train.policies.load import load_policy
 from whale_train.progress import Silent
 
 #: The phases that are recorded: the paper's 6 rounds, of 8 candidates on 128 tasks, as many as the bundled model needs.
-MODES: dict[str, SearchConfig] = {
-    "best": SearchConfig(candidates=8, tasks=128),
-    "racing": SearchConfig(candidates=8, tasks=128, racing=True),
+MODES: dict[str, SearchSettings] = {
+    "best": SearchSettings(candidates=8, tasks=128),
+    "racing": SearchSettings(candidates=8, tasks=128, racing=True),
 }
 LEVELS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2)
 #: Random orders of the tasks for each recorded phase.

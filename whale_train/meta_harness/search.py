@@ -34,7 +34,7 @@ from whale_train.progress import Progress
 
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchSettings:
     """How a harness phase goes.
 
     Defaults are the paper's where it has one: 6 rounds of 3 candidates, 256 tasks, acceptance by the best mean.
@@ -90,7 +90,7 @@ def search(
     policy: Policy,
     domain: Domain,
     accepted: Harness,
-    config: SearchConfig,
+    config: SearchSettings,
     archive: Archive,
     proposer: Proposer,
     ledger: Ledger,
@@ -147,7 +147,7 @@ class _Phase:
     policy: Policy
     domain: Domain
     start: Harness
-    config: SearchConfig
+    config: SearchSettings
     archive: Archive
     proposer: Proposer
     ledger: Ledger

@@ -23,7 +23,7 @@ from whale_train.policies.base import Request, Sampling
 
 
 @dataclass(frozen=True)
-class Engine:
+class Dialect:
     """What an endpoint's engine does besides the API.
 
     `extras`: it takes `top_k`, arguments of the chat template, and tool results that answer no call. `token_ids`: it
@@ -38,7 +38,7 @@ class Engine:
 
 #: Engines by what they say of their models in GET /models (`owned_by`): the class `ModelCard` of vLLM, server.cpp of
 #: llama.cpp.
-ENGINES = {"vllm": Engine(extras=True, token_ids=True), "llamacpp": Engine(extras=True)}
+DIALECTS = {"vllm": Dialect(extras=True, token_ids=True), "llamacpp": Dialect(extras=True)}
 _FINISHES: dict[str | None, FinishReason] = {
     "stop": "stop",
     "tool_calls": "stop",
@@ -106,37 +106,37 @@ def read_listing(body: bytes) -> list[tuple[str, str]]:
         raise ValueError(str(error)) from None
 
 
-def write_request(request: Request, model: str, sampling: Sampling, engine: Engine) -> dict[str, Any]:
+def write_request(request: Request, model: str, sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
     """The body of a request. Raises `ValueError` for what the endpoint cannot be asked."""
     ask = request.ask
     if request.max_tokens < 1:
         raise ValueError(f"max_tokens is {request.max_tokens}, expected at least 1")
-    if ask.template_kwargs and not engine.extras:
+    if ask.template_kwargs and not dialect.extras:
         raise ValueError(f"the endpoint takes no template_kwargs, and the harness asks for {ask.template_kwargs}")
     body: dict[str, Any] = {
         "model": model,
-        "messages": write_messages(ask.messages, engine),
-        "max_completion_tokens" if engine.own else "max_tokens": request.max_tokens,
+        "messages": write_messages(ask.messages, dialect),
+        "max_completion_tokens" if dialect.own else "max_tokens": request.max_tokens,
         "seed": request.seed % 2**31,  # what every engine takes
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
     if ask.tools:
         body["tools"] = ask.tools
-    if engine.own:  # reasoning models refuse the two, be they the default
+    if dialect.own:  # reasoning models refuse the two, be they the default
         body = {key: value for key, value in body.items() if not (key in ("temperature", "top_p") and value == 1)}
-    if engine.extras:
+    if dialect.extras:
         body |= {"top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
         if ask.template_kwargs:
             body["chat_template_kwargs"] = ask.template_kwargs
-    if engine.token_ids:
+    if dialect.token_ids:
         body |= {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
         if ask.stop:
             body |= {"stop": list(ask.stop), "include_stop_str_in_output": True}
     return body
 
 
-def write_messages(messages: list[Message], engine: Engine) -> list[Message]:
+def write_messages(messages: list[Message], dialect: Dialect) -> list[Message]:
     """A harness's messages as the API takes them.
 
     It wants each call answered, and each tool result to answer a call. A call that the harness has not answered is
@@ -147,7 +147,7 @@ def write_messages(messages: list[Message], engine: Engine) -> list[Message]:
     written: list[Message] = []
     for message in linked(answered):
         known: Message = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
-        if known["role"] == "tool" and "tool_call_id" not in known and not engine.extras:
+        if known["role"] == "tool" and "tool_call_id" not in known and not dialect.extras:
             known["role"] = "user"
         if calls := message.get("tool_calls"):
             known["tool_calls"] = [{**call, "function": _as_text(call["function"])} for call in calls]
@@ -168,7 +168,7 @@ def _as_text(function: dict[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
-def read_reply(body: bytes, stop: Sequence[str], engine: Engine, price: tuple[float, float]) -> Reply:
+def read_reply(body: bytes, stop: Sequence[str], dialect: Dialect, price: tuple[float, float]) -> Reply:
     """The reply in an answer; `price` is dollars a million tokens in and out.
 
     Thinking that is given apart stands in the text as models write it, in `<think>`. A call that is malformed, in its
@@ -188,7 +188,7 @@ def read_reply(body: bytes, stop: Sequence[str], engine: Engine, price: tuple[fl
         raise Refused("it answers without usage, so that what it costs is not known")
     text, calls = _said(choice.message)
     finish = _FINISHES[choice.finish_reason]
-    if not engine.token_ids:
+    if not dialect.token_ids:
         ends = [text.find(s) + len(s) for s in stop if s in text]
         text, finish = (text[: min(ends)], "stop") if ends else (text, finish)
     try:

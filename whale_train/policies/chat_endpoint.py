@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from whale_envs.errors import UserError, unknown
 from whale_envs.services import Endpoint, Patience, ServiceError, asked, client, openai_key
-from whale_train.policies.chat_api import ENGINES, Engine, read_listing
+from whale_train.policies.chat_api import DIALECTS, Dialect, read_listing
 
 T = TypeVar("T")
 _SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?\d+))?(?:@(?P<url>https?://.+))?")
@@ -21,13 +21,13 @@ _SPEC = re.compile(r"openai:(?P<model>.+?)(?:@(?P<into>\d*\.?\d+)/(?P<out>\d*\.?
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """An endpoint that has answered, or is OpenAI's own: the SDK and its client, who is asked, what engine it runs,
-    and dollars a million tokens in and out."""
+    """An endpoint that has answered, or is OpenAI's own: the SDK and its client, who is asked, what it takes, and
+    dollars a million tokens in and out."""
 
     sdk: ModuleType
     client: Any
     endpoint: Endpoint
-    engine: Engine
+    dialect: Dialect
     price: tuple[float, float]
 
 
@@ -67,14 +67,14 @@ def connect(
                 f"the price of {model!r} is not known: give dollars a million tokens in and out, e.g. "
                 f"--{option} openai:{model}@0.25/2"
             )
-        engine = Engine(own=True) if own else _find_engine(openai, made, endpoint, patience)
+        dialect = Dialect(own=True) if own else _find_dialect(openai, made, endpoint, patience)
     except BaseException:
         made.close()
         raise
-    return ChatEndpoint(openai, made, endpoint, engine, price or (0.0, 0.0))
+    return ChatEndpoint(openai, made, endpoint, dialect, price or (0.0, 0.0))
 
 
-def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patience) -> Engine:
+def _find_dialect(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patience) -> Dialect:
     """What the endpoint runs, by its list of models; one need not have any. Waited for `patience.total` seconds."""
 
     def models() -> list[tuple[str, str]]:
@@ -95,7 +95,7 @@ def _find_engine(sdk: ModuleType, made: Any, endpoint: Endpoint, patience: Patie
     owner = found.get(endpoint.model) or next(iter(found.values()), "")
     if owner == "vllm" and endpoint.model not in found:  # the others go by aliases, too
         raise unknown(f"model of {endpoint.url}", endpoint.model, found)
-    return ENGINES.get(owner, Engine())
+    return DIALECTS.get(owner, Dialect())
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:

@@ -71,9 +71,9 @@ class OpenAIPolicy(Policy):
         chat = connect(model, url, price, self._patience, "policy", _OTHERWISE)
         self._sdk, self._client, self._endpoint = chat.sdk, chat.client, chat.endpoint
         weakref.finalize(self, self._client.close)
-        self._engine, self._price = chat.engine, chat.price
+        self._dialect, self._price = chat.dialect, chat.price
         sampling = sampling or Sampling()
-        self.sampling = sampling if self._engine.extras else msgspec.structs.replace(sampling, top_k=0)
+        self.sampling = sampling if self._dialect.extras else msgspec.structs.replace(sampling, top_k=0)
         self._quiet = _Quiet()
         self._failures, self._lock = 0, threading.Lock()
 
@@ -127,11 +127,11 @@ class OpenAIPolicy(Policy):
 
     def _write(self, request: Request) -> dict[str, Any]:
         """The body that is sent for a request. Raises `ValueError` for what the endpoint cannot be asked."""
-        return write_request(request, self._endpoint.model, self.sampling, self._engine)
+        return write_request(request, self._endpoint.model, self.sampling, self._dialect)
 
     def _read(self, body: bytes, request: Request) -> Reply:
         """The reply in an answer. Raises `ValueError` for a body that is no answer, and `Refused`."""
-        return read_reply(body, request.ask.stop, self._engine, self._price)
+        return read_reply(body, request.ask.stop, self._dialect, self._price)
 
     def _failed(self, error: ServiceError | Refused) -> PolicyError:
         """The error of a request. Raises `UserError` when too many have been given up in a row."""
