@@ -84,7 +84,7 @@ class VLLMServerPolicy(OpenAIPolicy, Engine):
 
     def __init__(self, model: str, url: str, sampling: Sampling | None = None, max_batch: int = 64) -> None:
         super().__init__(model, url, sampling, max_batch=max_batch)
-        if not self._engine.token_ids:
+        if not self._dialect.token_ids:
             raise UserError(f"the server at {url} is no vLLM: expected one, which takes weights and returns token ids")
         self.name = f"vllm:{model}"
         _, self.tokenizer, self.prompts = read_model(model)

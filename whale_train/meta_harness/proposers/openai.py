@@ -43,7 +43,7 @@ class OpenAIService:
             "model": self.endpoint.model,
             "messages": [{"role": "system", "content": brief}],
             "tools": [{"type": "function", "function": f} for f in functions],
-            "max_completion_tokens" if self._chat.engine.own else "max_tokens": answer_tokens,
+            "max_completion_tokens" if self._chat.dialect.own else "max_tokens": answer_tokens,
             "seed": seed % 2**31,  # what every engine takes
             "stream": True,
             "stream_options": {"include_usage": True},
