@@ -266,6 +266,10 @@ def test_an_unseeded_reset_still_records_the_seed_that_repeats_it(env: HarnessEn
             {"domain": Toy(), "harness": toy_harness(), "max_asks": 0},
             "max_asks is 0: expected a whole number from 1 up",
         ),
+        (
+            {"domain": Toy(), "harness": toy_harness(), "render_mode": "htlm"},
+            "unknown render mode 'htlm': expected one of ansi, html, human; did you mean 'html'",
+        ),
         ({"domain": Toy(), "harness": "h9"}, "unknown harness of toy 'h9'"),
         ({"domain": Toy(), "harness": "/nowhere/h.py"}, "cannot read harness /nowhere/h.py"),
     ],

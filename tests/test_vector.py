@@ -226,6 +226,7 @@ def test_one_bad_action_steps_no_episode() -> None:
         ({"num_envs": 2, "autoreset_mode": AutoresetMode.NEXT_STEP}, "unknown autoreset mode 'NextStep'"),
         ({"num_envs": 2, "autoreset_mode": "SameSteps"}, "did you mean 'SameStep'"),
         ({"num_envs": 2, "split": "train"}, "unknown split"),
+        ({"num_envs": 2, "render_mode": "rgb_array"}, "unknown render mode 'rgb_array'"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(kwargs: dict[str, Any], message: str) -> None:

@@ -46,7 +46,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             episode, which is scored and recorded all the same; Gymnasium's own `max_episode_steps` cuts it off from
             outside, without a verdict.
 
-    Raises `UserError` for data, a harness or a limit that cannot be used.
+    Raises `UserError` for data, a harness, a limit or a render mode that cannot be used.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human", "html"], "render_fps": 1}  # noqa: RUF012
@@ -64,6 +64,9 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     ) -> None:
         if max_asks is not None and (type(max_asks) is not int or max_asks < 1):
             raise UserError(f"max_asks is {max_asks!r}: expected a whole number from 1 up")
+        # Gymnasium only warns of it, and `render` would print and return nothing
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise unknown("render mode", render_mode, self.metadata["render_modes"])
         self.domain = as_domain(domain, dataset, verifier)
         self.harness = load_harness(harness, self.domain.name)
         self.tasks = self.domain.splits[split]
