@@ -35,10 +35,10 @@ WORLD = SearchWorld(4)
 
 
 @contextlib.contextmanager
-def served(app: Starlette) -> Iterator[str]:
-    """The URL of a server that runs in a thread."""
+def served(app: Starlette, ending: int | None = None) -> Iterator[str]:
+    """The URL of a server that runs in a thread; at the end it waits `ending` seconds for what it does."""
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=ending))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -248,6 +248,18 @@ def test_a_client_that_hangs_up_costs_the_others_nothing(slow, http):
             http.post(f"{url}/retrieve", json={"query": "x"}, timeout=0.2)
         slow.go.set()
         assert http.post(f"{url}/retrieve", json={"query": "x"}, timeout=30).status_code == 200
+
+
+def test_what_a_server_that_ends_does_not_find_in_time_is_503_and_no_traceback(slow, http, capfd):
+    with ThreadPoolExecutor(1) as pool:
+        with served(application(slow), ending=1) as url:
+            asked = pool.submit(http.post, f"{url}/retrieve", json={"query": "x"}, timeout=30)
+            until_queued(http, url, 1)
+            threading.Timer(2, slow.go.set).start()  # the search itself cannot be stopped
+        answer = asked.result()
+    assert answer.status_code == 503
+    assert answer.json() == {"error": "the server ends before this is found: ask one that runs"}
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @contextlib.contextmanager

@@ -39,6 +39,8 @@ from whale_envs.tools.retrieval import LocalRetriever
 MAX_TOPK, MAX_QUERIES, MAX_CHARS, MAX_BODY = 1000, 1024, 10_000, 8 << 20
 #: Connections that wait to be accepted.
 BACKLOG = 1024
+#: Seconds that a server which was told to end waits for what it searches.
+ENDING = 10
 #: Passages for a query that does not say how many, as Search-R1's server (queries) and rLLM's (query) have it.
 QUERIES_K, QUERY_K = 3, 10
 
@@ -74,14 +76,17 @@ class Batcher:
         self._arrived = asyncio.Event()
 
     async def search(self, asked: Asked) -> list[list[Passage]]:
-        """The passages for each query. Raises `HTTPException` 503 when too many wait already."""
+        """The passages for each query. Raises `HTTPException` 503 when too many wait already, or the server ends."""
         if self.queued and self.queued + len(asked.queries) > self._queue:
             raise HTTPException(503, f"{self.queued} queries wait already: ask again later", {"Retry-After": "1"})
         answer: asyncio.Future[list[list[Passage]]] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         self.queued += len(asked.queries)
         self._arrived.set()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:  # the server was told to end and has waited for this as long as it does
+            raise HTTPException(503, "the server ends before this is found: ask one that runs") from None
 
     async def run(self) -> NoReturn:
         """Answer until cancelled."""
@@ -230,6 +235,6 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; what was asked before is still answered."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+    """Serve until SIGINT or SIGTERM; what was asked before is answered, 503 after `ENDING` seconds."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDING)
     uvicorn.Server(config).run(sockets=[listening])
