@@ -258,12 +258,12 @@ def test_what_a_server_that_ends_does_not_find_in_time_is_503_and_no_traceback(s
             threading.Timer(2, slow.go.set).start()  # the search itself cannot be stopped
         answer = asked.result()
     assert answer.status_code == 503
-    assert answer.json() == {"error": "the server ends before this is found: ask one that runs"}
+    assert answer.json() == {"error": "the server was stopped: ask another one"}
     assert "Traceback" not in capfd.readouterr().err
 
 
 @contextlib.contextmanager
-def scripted(*answers: tuple[int, object]) -> Iterator[tuple[str, list[int]]]:
+def scripted(*answers: tuple[int, object], headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[int]]]:
     """A server that gives these answers in turn, the last one again and again; and what it has answered."""
     given: list[int] = []
 
@@ -272,8 +272,10 @@ def scripted(*answers: tuple[int, object]) -> Iterator[tuple[str, list[int]]]:
             self.rfile.read(int(self.headers["Content-Length"]))
             status, value = answers[min(len(given), len(answers) - 1)]
             given.append(status)
-            body = json.dumps(value).encode()
+            body = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
+            for name, content in (headers or {}).items():
+                self.send_header(name, content)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -325,11 +327,26 @@ def test_a_server_that_fails_for_good_is_the_tools_failure_in_an_episode_and_a_u
             RemoteRetriever(url)
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "said"),
+    [
+        (200, {"Content-Encoding": "gzip"}, b"none", "cannot reach"),
+        (200, {}, b'{"other":' + b"[" * 9999 + b"]" * 9999 + b"}", "answered in another form"),
+        (404, {"Content-Type": "text/html; charset=utf-16"}, b"<html>\xff", "answered 404"),
+    ],
+)
+def test_whatever_else_answers_at_a_url_is_one_line(status, headers, body, said):
+    with scripted((status, body), headers=headers) as (url, _), pytest.raises(UserError, match=said):
+        RemoteRetriever(url)
+
+
 def test_a_url_where_nobody_listens_is_one_line():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match=r"cannot reach http://127.0.0.1:\d+/retrieve.*whale serve-retrieval"):
             RemoteRetriever(f"http://127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(UserError, match=r"cannot reach http://127.0.0..1:80/retrieve: .*label empty"):
+        RemoteRetriever("http://127.0.0..1:80")
     with pytest.raises(UserError, match="leave retriever= out"):
         open_retriever("http://127.0.0.1:1", "rank_bm25")
 
@@ -377,9 +394,34 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
     assert "Traceback" not in said
 
 
+def test_a_client_that_goes_away_or_never_ends_leaves_no_traceback(tmp_path):
+    (corpus := tmp_path / "c.jsonl").write_text('{"id": "1", "text": "x"}\n')
+    code = (
+        "import sys; from whale_envs.tools import retrieval_server; retrieval_server.GRACE = 1; "
+        f"from whale_train.cli import main; sys.exit(main(['serve-retrieval', {str(corpus)!r}, '--port', '0']))"
+    )
+    begun = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(begun)
+            gone.shutdown(socket.SHUT_WR)
+            gone.recv(1000)  # the server has noticed
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(begun)
+            RemoteRetriever(f"http://127.0.0.1:{port}")  # by the time of its answer, the other request has begun
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=60)
+            assert slow.recv(1000).startswith(b"HTTP/1.1 503")
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in said
+
+
 def test_a_port_that_is_taken_is_one_line():
     said = r"cannot listen on 127.0.0.1:.*give another --host or --port"
     with bound("127.0.0.1", 0) as taken, pytest.raises(UserError, match=said):
         bound("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(UserError, match=r"cannot listen on no.such.host.invalid"):
         bound("no.such.host.invalid", 0)
+    with pytest.raises(UserError, match=r"cannot listen on 127.0.0..1:0: .*label empty"):
+        bound("127.0.0..1", 0)

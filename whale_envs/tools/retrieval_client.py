@@ -74,15 +74,16 @@ class RemoteRetriever(Retriever):
                 time.sleep(WAIT * 2 ** (attempt - 1))
             try:
                 response = self._clients[process].post(self.url, json=body)
-            except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:  # the last for a host such as a..b
                 said = f"cannot reach {self.url}: {error or type(error).__name__}"
                 continue
             if response.status_code == 200:
                 try:
                     return self._decoder.decode(response.content)
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise EpisodeError("tool", f"{self.url} answered in another form: {error}") from None
-            said = f"{self.url} answered {response.status_code}: {response.text[:200]}"
+            text = response.content[:200].decode(errors="replace")  # its charset may be none
+            said = f"{self.url} answered {response.status_code}: {text}"
             if response.status_code < 500 and response.status_code != 429:
                 break  # asking the same again will not help
         raise EpisodeError("tool", " ".join(said.split()))

@@ -26,7 +26,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -37,10 +37,10 @@ from whale_envs.tools.retrieval import LocalRetriever
 
 #: Most passages for one query, queries in one request, characters in one query, and bytes in one request.
 MAX_TOPK, MAX_QUERIES, MAX_CHARS, MAX_BODY = 1000, 1024, 10_000, 8 << 20
+#: Seconds that what was asked before may take once the server is told to stop.
+GRACE = 10
 #: Connections that wait to be accepted.
 BACKLOG = 1024
-#: Seconds that a server which was told to end waits for what it searches.
-ENDING = 10
 #: Passages for a query that does not say how many, as Search-R1's server (queries) and rLLM's (query) have it.
 QUERIES_K, QUERY_K = 3, 10
 
@@ -76,17 +76,14 @@ class Batcher:
         self._arrived = asyncio.Event()
 
     async def search(self, asked: Asked) -> list[list[Passage]]:
-        """The passages for each query. Raises `HTTPException` 503 when too many wait already, or the server ends."""
+        """The passages for each query. Raises `HTTPException` 503 when too many wait already."""
         if self.queued and self.queued + len(asked.queries) > self._queue:
             raise HTTPException(503, f"{self.queued} queries wait already: ask again later", {"Retry-After": "1"})
         answer: asyncio.Future[list[list[Passage]]] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         self.queued += len(asked.queries)
         self._arrived.set()
-        try:
-            return await answer
-        except asyncio.CancelledError:  # the server was told to end and has waited for this as long as it does
-            raise HTTPException(503, "the server ends before this is found: ask one that runs") from None
+        return await answer
 
     async def run(self) -> NoReturn:
         """Answer until cancelled."""
@@ -140,8 +137,13 @@ def application(retriever: LocalRetriever, max_batch: int = 64, queue: int = 102
         work.cancel()
 
     async def retrieve(request: Request) -> Response:
-        asked = parse(await read_body(request))
-        found = await batcher.search(asked)
+        try:
+            asked = parse(await read_body(request))
+            found = await batcher.search(asked)
+        except ClientDisconnect:
+            return Response()  # nobody is there to read it
+        except asyncio.CancelledError:  # it was not done when the time to stop had passed
+            raise HTTPException(503, "the server was stopped: ask another one") from None
         return _json(_single(asked, found[0]) if asked.single else _several(asked, found))
 
     async def health(request: Request) -> Response:
@@ -227,14 +229,15 @@ def bound(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)  # from now on, whoever connects waits until the server answers
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that can be none, such as "127.0.0..1"
         if listening is not None:
             listening.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host}:{port}: {why}; give another --host or --port") from None
     return listening
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; what was asked before is answered, 503 after `ENDING` seconds."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDING)
+    """Serve until SIGINT or SIGTERM; what was asked before is still answered, in `GRACE` seconds."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
     uvicorn.Server(config).run(sockets=[listening])
