@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+import math
 import random
 import tarfile
 from pathlib import Path
@@ -222,6 +223,7 @@ def test_a_gold_that_is_nothing_after_normalisation_is_dropped_alone(tmp_path):
         ("t.csv.zst", b"\x28\xb5\x2f\xfdxxxxxxxxx", "cannot read"),
         ("t.csv.gz", gzip.compress(b"problem,answer\n" * 1000)[:-20], "cannot read"),
         ("t.csv.zst", zstandard.compress(b"problem,answer\n" * 1000)[:-3], "cannot read .* it was cut off"),
+        ("t.csv.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 30, "cannot read .* decompressing"),
         ("t.parquet", b"PAR1", "cannot read"),
         ("t.parquet", as_parquet([{"problem": "x"}]), "has no column answer"),
         ("t.json", b"[1, 2]", "t.json:1 is a JSON str"),
@@ -248,6 +250,37 @@ def test_a_file_that_cannot_be_used_is_one_line_that_names_it(tmp_path, name, co
     with pytest.raises(UserError, match=says) as error:
         load_splits("math", path)
     assert "\n" not in str(error.value) and name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "content", "says"),
+    [
+        (
+            "search-qa",
+            "t.jsonl",
+            b'{"question": "Q?", "answer": ' + b"[" * 900 + b"]" * 900 + b"}",
+            "is nested too deeply",
+        ),
+        ("search-qa", "t.parquet", as_parquet([{"question": "Q?", "answer": b"x"}]), "the answer is a bytes: expected"),
+        ("chess", "t.jsonl", as_jsonl([{"FEN": FENS[0], "Moves": True}]), "the moves is a bool: expected moves in UCI"),
+        ("chess", "t.parquet", as_parquet([{"FEN": FENS[0], "Moves": 3}]), "the moves is a int: expected moves in UCI"),
+    ],
+)
+def test_a_cell_of_another_type_is_one_line_that_names_its_row(tmp_path, domain, name, content, says):
+    (path := tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name}:1.* {says}"):
+        load_splits(domain, path)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.json", "t.parquet"])
+@pytest.mark.parametrize("domain", ["math", "search-qa"])
+def test_nan_is_no_answer(tmp_path, domain, name):
+    question, answer = ROWS[domain][0]
+    rows = [{question: f"What is half of {i}?", answer: i / 2} for i in range(7)]
+    (path := tmp_path / name).write_bytes(SHAPES[name]([*rows, {question: "What is half of it?", answer: math.nan}]))
+    reader = reader_of(domain, "math-verify" if domain == "math" else "")
+    pool = reader.pool(reader.read(path))
+    assert len(pool.tasks) == len(rows) and sum(pool.dropped.values()) == 1
 
 
 @given(parts=st.lists(st.text("ab\n", max_size=40), min_size=1, max_size=8), data=st.data())

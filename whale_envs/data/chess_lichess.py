@@ -15,6 +15,7 @@ import chess
 from whale_envs.data.chess_mini import position_key
 from whale_envs.data.files import Layout, Row
 from whale_envs.data.reader import Dropped, TaskReader
+from whale_envs.errors import UserError
 from whale_envs.task import Task
 from whale_envs.verifiers.chess_line import ChessGold, verify_line
 
@@ -61,11 +62,13 @@ class PuzzleReader(TaskReader):
 
     def task(self, row: Row) -> tuple[str, Task]:
         """See `TaskReader.task`."""
-        (_, fen), (_, moves) = self.cell(row, 0), self.cell(row, 1)
+        (_, fen), (name, moves) = self.cell(row, 0), self.cell(row, 1)
+        if not isinstance(moves, str | list | None):
+            raise UserError(f"{row.where}: the {name} is a {type(moves).__name__}: expected moves in UCI, as e2e4 e7e5")
         start, line = self._play(str(fen), moves.split() if isinstance(moves, str) else [str(m) for m in moves or ()])
         key = position_key(start)
-        name = str(row.cells.get("puzzleid") or "").strip()
-        return key, puzzle_task(name or f"chess-{_hash(key)}", start, ChessGold(line), "lichess")
+        identity = str(row.cells.get("puzzleid") or "").strip()
+        return key, puzzle_task(identity or f"chess-{_hash(key)}", start, ChessGold(line), "lichess")
 
     def merge(self, tasks: Sequence[Task]) -> Task | None:
         """The longest line, if it solves each puzzle from the same position. Mirror images count as the first one."""

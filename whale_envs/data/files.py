@@ -13,8 +13,10 @@ import gzip
 import io
 import itertools
 import json
+import math
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +71,8 @@ class Row:
     """A row of a file.
 
     `where` says "FILE:LINE" (a parquet file's and a JSON list's rows are counted from 1). `cells` has the values by
-    column name in lower case; numbers of CSV and JSON keep their digits as text. `table`: the file has one set of
-    columns, so that a missing cell is this row's own fault.
+    column name in lower case; numbers of CSV and JSON keep their digits as text, and NaN, which pandas writes where
+    there is nothing, is None. `table`: the file has one set of columns, so that a missing cell is this row's own fault.
     """
 
     where: str
@@ -126,7 +128,7 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
         raise UserError(f"no file {path}: expected {expected}; check the path") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read {path}: it is no text in UTF-8; expected {expected}, saved as UTF-8") from None
-    except (OSError, EOFError, csv.Error, zstandard.ZstdError, tarfile.TarError) as error:
+    except (OSError, EOFError, csv.Error, zlib.error, zstandard.ZstdError, tarfile.TarError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {why}; expected {expected}") from None
 
@@ -307,6 +309,8 @@ def _parquet(path: Path, layout: Layout) -> Iterator[Row]:
 def _by_name(cells: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in cells:
+        if isinstance(value, float) and math.isnan(value):  # of parquet
+            value = None
         found.setdefault(str(name).lower(), value)  # of two columns with one name the first counts
     return found
 
@@ -321,10 +325,14 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return row
 
 
+def _constant(name: str) -> str | None:
+    return None if name == "NaN" else name
+
+
 def _loads(text: str) -> Any:
     try:
         # numbers as text, since int() refuses more than 4,300 digits and a float loses some
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if _SURROGATE.search(text):

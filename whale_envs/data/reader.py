@@ -102,6 +102,8 @@ class TaskReader(ABC):
             except Dropped as reason:
                 pool.dropped[str(reason)] += 1
                 continue
+            except RecursionError:
+                raise UserError(f"{row.where} is nested too deeply: expected {self.layout.expected}") from None
             copies[key] += 1
             same = found.setdefault(key, [])
             if all(task != other for _, other in same):

@@ -56,11 +56,13 @@ class QuestionReader(TaskReader):
 
     def task(self, row: Row) -> tuple[str, Task]:
         """See `TaskReader.task`."""
-        (name, question), (_, answers) = self.cell(row, 0), self.cell(row, 1)
+        (name, question), (column, answers) = self.cell(row, 0), self.cell(row, 1)
         if question is None:
             raise Dropped(NO_QUESTION)
         if not isinstance(question, str):
             raise UserError(f"{row.where}: the {name} is a {type(question).__name__}: expected a string")
+        if isinstance(answers, bytes):
+            raise UserError(f"{row.where}: the {column} is a bytes: expected text")
         content = normalise(question)
         if not content:
             raise Dropped(NO_QUESTION)
