@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
@@ -226,6 +227,10 @@ def test_what_is_no_reply_is_refused_and_costs_nothing(env: HarnessEnv, action: 
     for odd in ([{"f": {1}}], None, 5):
         with pytest.raises(UserError, match="has to be JSON"):
             env.step(Reply("x", tool_calls=odd))  # type: ignore[arg-type]
+    for odd in (np.array([1]), [np.int64(1)], ["1"], 1):
+        for name in ("prompt_ids", "completion_ids", "logprobs"):
+            with pytest.raises(UserError, match=f"a Reply's {name} are a list of Python's numbers, not"):
+                env.step(Reply("x", **{name: odd}))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="larger than 600,000 characters"):
         env.step("x" * 600_001)
     assert env.episode is not None and env.episode.calls == []
@@ -271,6 +276,9 @@ def test_an_unseeded_reset_still_records_the_seed_that_repeats_it(env: HarnessEn
             "unknown render mode 'htlm': expected one of ansi, html, human; did you mean 'html'",
         ),
         ({"domain": Toy(), "harness": "h9"}, "unknown harness of toy 'h9'"),
+        ({"domain": "math", "dataset": Path("nowhere.csv")}, "no file nowhere.csv"),
+        ({"domain": "search-qa", "dataset": Path("q.csv")}, "dataset 'q.csv' names no corpus"),
+        ({"domain": "math", "dataset": 5}, "dataset is a int: expected a path"),
         ({"domain": Toy(), "harness": "/nowhere/h.py"}, "cannot read harness /nowhere/h.py"),
     ],
 )

@@ -120,6 +120,22 @@ def test_any_completion_gets_a_reward(text, reward):
 
 
 @pytest.mark.parametrize(
+    "completion",
+    [None, 3, b"x", ["x"], [None], [{}], {"role": "assistant", "content": "x"}]
+    + [[{"role": "assistant", "content": content}] for content in (3, ["x"], {"text": "x"})],
+)
+def test_what_is_no_completion_is_one_line(completion):
+    columns = {"fen": [chess.STARTING_FEN], "gold": [{"line": ["e2e4"]}]}
+    for reward, golds in (
+        (exact_match_reward, {"gold": ["1"]}),
+        (integer_reward, {"gold": ["1"]}),
+        (chess_line_reward, columns),
+    ):
+        with pytest.raises(UserError, match="expected a string or a list of"):
+            reward([""], [completion], **golds)
+
+
+@pytest.mark.parametrize(
     "reward, columns, said",
     [
         (exact_match_reward, {"label": ["x", "y"]}, "no column of golds.*has label"),
@@ -133,6 +149,17 @@ def test_any_completion_gets_a_reward(text, reward):
         (chess_line_reward, {"fen": [chess.STARTING_FEN] * 2, "gold": [{"line": ["e2e4"]}, {}]}, "row 1 is no puzzle"),
         (chess_line_reward, {"FEN": ["nonsense"] * 2, "Moves": ["e2e4 e7e5"] * 2}, "row 0 is no puzzle"),
         (chess_line_reward, {"FEN": [chess.STARTING_FEN] * 2, "Moves": ["e2e5 e7e5"] * 2}, "row 0 is no puzzle"),
+        (
+            chess_line_reward,
+            {"FEN": [None] * 2, "Moves": ["e2e4 e7e5"] * 2},
+            "row 0 is no puzzle: .* strings, not None",
+        ),
+        (chess_line_reward, {"FEN": [chess.STARTING_FEN] * 2, "Moves": [["e2e4", "e7e5"]] * 2}, "row 0 is no puzzle"),
+        (chess_line_reward, {"fen": [None] * 2, "gold": [{"line": ["e2e4"]}] * 2}, "row 0 is no puzzle"),
+        (chess_line_reward, {"fen": [chess.STARTING_FEN], "gold": [{"line": ["e2e4"]}]}, "1 golds for 2 completions"),
+        (f1_reward, {"answers": ["x"]}, "1 golds for 2 completions: expected one a completion"),
+        (integer_reward, {"answer": ["1", "2", "3"]}, "3 golds for 2 completions"),
+        (exact_match_reward, {"answer": None}, "column 'answer' is None: expected a list"),
     ],
 )
 def test_a_dataset_that_cannot_be_used_is_one_line_that_names_the_place(reward, columns, said):

@@ -16,6 +16,8 @@ def test_tasks_are_found_and_counted() -> None:
     assert len(found) == 5 and found[1] == found.by_id("t1") and [t.id for t in found] == [f"t{i}" for i in range(5)]
     with pytest.raises(UserError, match="no task 'x' in five: its ids look like 't0'"):
         found.by_id("x")
+    with pytest.raises(UserError, match=r"no task \['t1'\] in five"):
+        found.by_id(["t1"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="holds no task"):
         TaskSet([], "none")
     with pytest.raises(UserError, match="two rows with one id"):

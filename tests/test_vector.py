@@ -209,6 +209,9 @@ def test_one_bad_action_steps_no_episode() -> None:
     envs.reset(seed=0)
     for actions, message in (
         ([GO_ON] * 2, "2 actions for 3"),
+        (None, "actions are a list of 3 actions, not a NoneType"),
+        ({GO_ON, "b", "c"}, "not a set"),
+        ("abc", "not a str"),
         ([GO_ON, GO_ON, 5], "an action is a string"),
         ([GO_ON, Reply(5), GO_ON], "a Reply has a text"),  # type: ignore[arg-type]
     ):
@@ -221,6 +224,7 @@ def test_one_bad_action_steps_no_episode() -> None:
     ("kwargs", "message"),
     [
         ({"num_envs": 0}, "num_envs is 0: expected a whole number"),
+        ({"num_envs": None}, "num_envs is None: expected a whole number"),
         ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps is 0"),
         ({"num_envs": 2, "max_asks": True}, "max_asks is True: expected a whole number"),
         ({"num_envs": 2, "autoreset_mode": AutoresetMode.NEXT_STEP}, "unknown autoreset mode 'NextStep'"),

@@ -156,6 +156,9 @@ def test_what_cannot_be_used_is_refused_in_one_line() -> None:
     bare.chat_template = None
     with pytest.raises(UserError, match="no chat template"):
         PromptText(toy(), bare)
+    for named in ("Qwen/Qwen3-0.6B", None):
+        with pytest.raises(UserError, match="is no tokenizer: expected one of transformers"):
+            TokenPrompt(toy(), named)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="TokenPrompt wraps a HarnessEnv, not CartPoleEnv"):
         TokenPrompt(gymnasium.make("CartPole-v1"), tiny_tokenizer())
     env = PromptText(toy("yield Ask([user('a')], tools=[{'name': 'f'}])"), tiny_tokenizer())

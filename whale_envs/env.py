@@ -22,6 +22,8 @@ from whale_envs.spaces import Completion, Messages
 from whale_envs.task import Task
 
 Observation = tuple[Message, ...]
+#: What a `Reply` has lists of, and what is in them: arrays and tensors could not be written to a record.
+_NUMBERS = (("prompt_ids", (int,)), ("completion_ids", (int,)), ("logprobs", (float, int)))
 
 
 class HarnessEnv(gymnasium.Env[Observation, Any]):
@@ -54,7 +56,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     def __init__(
         self,
         domain: str | Domain,
-        dataset: str | None = None,
+        dataset: str | Path | None = None,
         harness: str | Path | Harness = "h0",
         split: str = "weight",
         jail: Jail | None = None,
@@ -241,7 +243,7 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         return {"task_id": episode.task_id, "ask": outcome, "max_tokens": self.domain.cap(outcome.max_tokens)}
 
 
-def as_domain(domain: str | Domain, dataset: str | None, verifier: str | None) -> Domain:
+def as_domain(domain: str | Domain, dataset: str | Path | None, verifier: str | None) -> Domain:
     """The domain that the arguments of an env ask for; `UserError` for one that is loaded already and options of it."""
     if not isinstance(domain, Domain):
         return load_domain(domain, dataset, verifier)
@@ -260,6 +262,12 @@ def as_reply(action: str | Reply) -> Reply:
     if not isinstance(reply.text, str) or reply.finish_reason not in ("stop", "length"):
         given = f"text {reply.text!r:.80} and finish_reason {reply.finish_reason!r:.80}"
         raise UserError(f'a Reply has a text and the finish_reason "stop" or "length", not {given}')
+    for name, kinds in _NUMBERS:
+        numbers = getattr(reply, name)
+        if numbers is not None and not (type(numbers) in (list, tuple) and all(type(n) in kinds for n in numbers[:1])):
+            raise UserError(
+                f"a Reply's {name} are a list of Python's numbers, not {numbers!r:.80}: give .tolist() of it"
+            )
     if reply.tool_calls == [] and type(reply.text) is str and reply.text.isascii() and len(reply.text) < MAX_CHARS // 2:
         return reply
     try:

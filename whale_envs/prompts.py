@@ -73,6 +73,8 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: ChatTokenizer, eos: Sequence[int] = ()) -> None:
+        if not hasattr(tokenizer, "apply_chat_template"):
+            raise UserError(f"{tokenizer!r:.80} is no tokenizer: expected one of transformers (see AutoTokenizer)")
         self.tokenizer = tokenizer
         where = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:

@@ -53,7 +53,7 @@ class TaskSet(Sequence[Task]):
         """The task with this id; `UserError` if there is none."""
         try:
             return self._by_id[task_id]
-        except KeyError:
+        except (KeyError, TypeError):  # the latter for a list, say
             raise UserError(f"no task {task_id!r} in {self.name}: its ids look like {self._tasks[0].id!r}") from None
 
     def deal(self, epoch: int, seed: int) -> list[Task]:

@@ -55,7 +55,7 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self,
         num_envs: int,
         domain: str | Domain,
-        dataset: str | None = None,
+        dataset: str | Path | None = None,
         harness: str | Path | Harness = "h0",
         split: str = "weight",
         jail: Jail | None = None,
@@ -69,7 +69,7 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if mode not in _MODES:
             raise unknown("autoreset mode", mode, _MODES)
         for name, count in (("num_envs", num_envs), ("max_asks", max_asks), ("max_episode_steps", max_episode_steps)):
-            if count is not None and (type(count) is not int or count < 1):
+            if (count is not None or name == "num_envs") and (type(count) is not int or count < 1):
                 raise UserError(f"{name} is {count!r}: expected a whole number from 1 up")
         limits = [limit for limit in (max_asks, max_episode_steps) if limit is not None]
         super().__init__()
@@ -114,6 +114,8 @@ class HarnessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Raises `UserError`, and steps none of them, for a wrong number of actions or one that is no completion, and when
         an episode has ended and was not reset.
         """
+        if not isinstance(actions, Sequence | np.ndarray) or isinstance(actions, str):
+            raise UserError(f"actions are a list of {self.num_envs} actions, not a {type(actions).__name__}")
         if len(actions) != self.num_envs:
             raise UserError(f"{len(actions)} actions for {self.num_envs} environments: give one a piece")
         ended = [at for at, env in enumerate(self.envs) if env.done]

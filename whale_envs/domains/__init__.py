@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import NamedTuple
 
 from whale_envs.domain import Domain
-from whale_envs.errors import unknown
+from whale_envs.errors import UserError, unknown
 
 
 class Place(NamedTuple):
@@ -24,7 +25,7 @@ DOMAINS = {
 }
 
 
-def load_domain(name: str, dataset: str | None = None, verifier: str | None = None) -> Domain:
+def load_domain(name: str, dataset: str | Path | None = None, verifier: str | None = None) -> Domain:
     """The domain `name` with the bundled mini world or with `dataset`, scored by its own verifier or by `verifier`.
 
     Each class says which it takes. Domains share what was read from files, until these change; each has a verifier of
@@ -32,6 +33,10 @@ def load_domain(name: str, dataset: str | None = None, verifier: str | None = No
     """
     if name not in DOMAINS:
         raise unknown("domain", name, DOMAINS)
+    if isinstance(dataset, Path):
+        dataset = str(dataset)
+    if not isinstance(dataset, str | None):
+        raise UserError(f"dataset is a {type(dataset).__name__}: expected a path, or for search-qa PATH,corpus=PATH")
     place = DOMAINS[name]
     make = getattr(importlib.import_module(place.module), place.cls)
     loaded: Domain = make(dataset) if verifier is None else make(dataset, verifier=verifier)

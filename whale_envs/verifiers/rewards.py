@@ -12,7 +12,7 @@ that it cannot use. A judge has one too: `Judge.reward_func`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import chess
@@ -63,8 +63,9 @@ def chess_line_reward(prompts: Sequence[Any], completions: Sequence[Any], **colu
     Columns: `fen` with the solver to move and `gold` (`{"line": [uci, ...], "mate_in": int or None}`), or `FEN` and
     `Moves` as in the Lichess database, where the opponent moves first.
     """
-    scores = []
-    for row, (completion, (fen, gold)) in enumerate(zip(completions, _puzzles(columns), strict=True)):
+    scores, puzzles = [], _puzzles(columns)
+    _check_rows(completions, puzzles)
+    for row, (completion, (fen, gold)) in enumerate(zip(completions, puzzles, strict=True)):
         moves = [move for text in _texts(completion) for move in (tag(text, "move") or "").split()]
         try:
             scores.append(verify_line(moves, fen, gold).score)
@@ -98,14 +99,16 @@ def questions(prompts: Sequence[Any], columns: Mapping[str, Any]) -> list[str]:
 def _short(
     verifier: Callable[[str | None, Sequence[str]], Verdict], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
-    pairs = zip(short_answers(completions), short_golds(columns), strict=True)
-    return [verifier(answer, golds).score for answer, golds in pairs]
+    golds = short_golds(columns)
+    _check_rows(completions, golds)
+    return [verifier(answer, gold).score for answer, gold in zip(short_answers(completions), golds, strict=True)]
 
 
 def _boxed(
     verifier: Callable[[str | None, str], Verdict], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
     name, golds = _column(columns, MATH_GOLDS)
+    _check_rows(completions, golds)
     scores = []
     for row, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
         try:
@@ -131,6 +134,8 @@ def _puzzles(columns: Mapping[str, Any]) -> list[tuple[str, ChessGold]]:
     puzzles = []
     for row, (fen, gold) in enumerate(pairs):
         try:
+            if not isinstance(fen, str) or (lichess and not isinstance(gold, str)):
+                raise ValueError(f"FEN and Moves are strings, not {fen!r:.40} and {gold!r:.40}")
             puzzles.append(_lichess(fen, gold) if lichess else (fen, msgspec.convert(gold, ChessGold)))
         except ValueError as error:  # msgspec's ValidationError is one
             raise UserError(f"row {row} is no puzzle: {error}") from None
@@ -148,7 +153,9 @@ def _lichess(fen: str, moves: str) -> tuple[str, ChessGold]:
 def _column(columns: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Sequence[Any]]:
     for name in names:
         if name in columns:
-            return name, columns[name]
+            if not isinstance(columns[name], Iterable):
+                raise UserError(f"column {name!r} is {columns[name]!r:.80}: expected a list with one gold a completion")
+            return name, list(columns[name])
     raise UserError(f"no column of golds: expected one of {', '.join(names)}; the dataset has {_named(columns)}")
 
 
@@ -156,10 +163,17 @@ def _named(columns: Mapping[str, Any]) -> str:
     return ", ".join(name for name, values in columns.items() if isinstance(values, list)) or "none"
 
 
+def _check_rows(completions: Sequence[Any], golds: Sequence[Any]) -> None:
+    if len(completions) != len(golds):
+        raise UserError(f"{len(golds)} golds for {len(completions)} completions: expected one a completion")
+
+
 def _texts(completion: Any) -> list[str]:
     """The texts of the assistant's messages, or the one text that a completion is."""
     if isinstance(completion, str):
         return [completion]
+    if not isinstance(completion, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in completion):
+        raise UserError(f"a completion is {completion!r:.80}: expected a string or a list of messages")
     return [_content(message) for message in completion if message["role"] == "assistant"]
 
 
@@ -171,4 +185,8 @@ def _last(read: Callable[[str], str | None], completion: Any) -> str | None:
 def _content(message: Mapping[str, Any]) -> str:
     """A message's text, its parts joined where it has several; "" for one that only calls tools."""
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
+        raise UserError(f"a message's content is {content!r:.80}: expected a string or a list of parts")
+    return "".join(part.get("text") or "" for part in content)
