@@ -1,6 +1,7 @@
 """Prepared folders: whole or not there, the same tasks as their source, never used when changed; leaks name rows."""
 
 import json
+import os
 from pathlib import Path
 
 import gymnasium
@@ -16,6 +17,7 @@ from whale_envs.data.math_files import NOT_INTEGER
 from whale_envs.data.prepare import prepare
 from whale_envs.data.reader import CONFLICT, DUPLICATE
 from whale_envs.task import SPLITS
+from whale_envs.tools.retrieval_build import build_index
 from whale_train.cli import main
 
 ROWS = [{"problem": f"problem number {i}", "answer": i * i} for i in range(40)]
@@ -94,6 +96,18 @@ def test_the_seed_decides_what_is_drawn_and_nothing_else_does(tmp_path, source):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 
 
+def test_files_whose_names_are_not_in_utf8_are_read(tmp_path, capsys):
+    name = tmp_path / os.fsdecode(b"train\xfe.jsonl")
+    name.write_text("".join(json.dumps({"problem": f"{i} + 1?", "answer": i + 1}) + "\n" for i in range(8)))
+    assert prepare("math", str(tmp_path), tmp_path / "out").sources[0].name == "train\ufffd.jsonl"
+    corpus = tmp_path / os.fsdecode(b"c\xfe.jsonl")
+    corpus.write_text('{"id": "1", "text": "x"}\n')
+    build_index(corpus, tmp_path / "index")
+    assert build_index(corpus, tmp_path / "index").passages == 1
+    assert main(["data", "prepare", "math", "--source", str(name), "--out", "x"]) == 2
+    assert "train\\udcfe.jsonl' is no text in UTF-8: rename the file" in capsys.readouterr().err
+
+
 def test_files_of_given_splits_keep_to_them(tmp_path):
     put(tmp_path / "in" / "train.jsonl", [*ROWS[:20], *BAD])
     put(tmp_path / "in" / "test-00000-of-00002.jsonl", ROWS[30:33])
@@ -162,7 +176,7 @@ def test_a_changed_folder_is_not_used(tmp_path, source, split):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
     with pytest.raises(UserError, match=f"{split}.jsonl is not what .* wrote"):
         load_splits("math", tmp_path / "out")
-    with pytest.raises(UserError, match=f"{split}.jsonl is not what .* wrote"):
+    with pytest.raises(UserError, match=f"{split}.jsonl is not what .* wrote: remove the folder and prepare"):
         prepare("math", str(source), tmp_path / "out")
     path.write_text("{}\n")
     with pytest.raises(UserError, match=r"jsonl:1 is no task"):

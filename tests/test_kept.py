@@ -72,6 +72,15 @@ def corpus(path: Path, words: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("dataset", ["\0", "x" * 5000, '{"problem": "x"}' * 500])
+def test_what_can_be_no_path_is_one_line(dataset: str) -> None:
+    with pytest.raises(UserError, match="is no path") as caught:
+        load_domain("math", dataset)
+    assert len(str(caught.value)) < 200
+    with pytest.raises(UserError, match="is no path"):
+        open_retriever(dataset)
+
+
 def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     problems(tmp_path / "p.jsonl", 8)

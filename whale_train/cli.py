@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     from whale_envs.errors import UserError
 
+    for argument in argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # neither our files nor a terminal could name it
+            return _fail(f"{argument!r} is no text in UTF-8: rename the file or folder", 2)
     try:
         from whale_train import arguments
 

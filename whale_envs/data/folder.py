@@ -85,7 +85,9 @@ def read_folder(reader: TaskReader, folder: Path) -> Splits:
     sets = {split: TaskSet(_tasks(folder / f"{split}.jsonl", reader), f"{folder} ({split})") for split in SPLITS}
     for split, tasks in sets.items():
         if tasks.hash != card.splits[split].hash:
-            raise UserError(f"{folder / split}.jsonl is not what `whale data prepare` wrote: prepare the folder again")
+            raise UserError(
+                f"{folder / split}.jsonl is not what `whale data prepare` wrote: remove the folder and prepare it again"
+            )
     return Splits(**sets, dropped=card.dropped)
 
 
@@ -96,7 +98,9 @@ def read_card(folder: Path) -> Card:
     except OSError as error:
         raise UserError(f"cannot read {folder / 'card.json'}: {error.strerror}; expected a prepared folder") from None
     except msgspec.DecodeError as error:
-        raise UserError(f"{folder / 'card.json'} is malformed ({error}): prepare the folder again") from None
+        raise UserError(
+            f"{folder / 'card.json'} is malformed ({error}): remove the folder and prepare it again"
+        ) from None
 
 
 def write_folder(folder: Path, splits: Splits, card: Card) -> None:
@@ -162,7 +166,7 @@ def _tasks(path: Path, reader: TaskReader) -> list[Task]:
                 task = msgspec.json.decode(line, type=Task)
                 found.append(msgspec.structs.replace(task, gold=msgspec.convert(task.gold, reader.gold)))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; prepare the folder again") from None
+        raise UserError(f"cannot read {path}: {error.strerror}; remove the folder and prepare it again") from None
     except msgspec.DecodeError as error:
-        raise UserError(f"{path}:{number} is no task ({error}): prepare the folder again") from None
+        raise UserError(f"{path}:{number} is no task ({error}): remove the folder and prepare it again") from None
     return found

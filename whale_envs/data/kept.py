@@ -3,11 +3,14 @@ disk lies what need not be made again."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from whale_envs.errors import UserError
 
 T = TypeVar("T")
 #: For each file: its path, inode, size in bytes, and when it was last changed, in nanoseconds.
@@ -15,12 +18,19 @@ State = tuple[tuple[str, int, int, int], ...]
 
 
 def state(path: Path) -> State:
-    """What tells a file, or the files of a folder, from what was there before; () where there is nothing to read."""
+    """What tells a file, or the files of a folder, from what was there before; () where there is nothing to read.
+
+    Raises `UserError` for what can be no path.
+    """
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [(os.path.abspath(file), file.stat()) for file in files]
-    except OSError:  # whoever reads it says what is wrong
-        return ()
+    except ValueError as error:
+        raise UserError(f"{str(path)!r:.80} is no path: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{str(path)!r:.80} is no path: {error.strerror}") from None
+        return ()  # whoever reads it says what is wrong
     return tuple((name, s.st_ino, s.st_size, s.st_ctime_ns) for name, s in found)
 
 

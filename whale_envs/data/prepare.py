@@ -14,6 +14,7 @@ from whale_envs.data.recipes import described, draw_from_hub
 from whale_envs.data.splits import HELD_OUT, deal, read_all, split_files
 from whale_envs.domains import DOMAINS
 from whale_envs.errors import UserError, unknown
+from whale_envs.harness.wire import clean
 from whale_envs.task import SPLITS, Splits
 from whale_envs.verifiers.choose import MATH
 
@@ -125,4 +126,4 @@ def _card(reader: TaskReader, seed: int, recipe: str, sources: list[Source], spl
 
 
 def _names(files: list[Path]) -> str:
-    return ", ".join(file.name for file in files)
+    return ", ".join(clean(file.name) for file in files)

@@ -32,6 +32,7 @@ from whale_envs.data.kept import cache_folder
 from whale_envs.episode import read_json
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
+from whale_envs.harness.wire import clean
 
 #: BM25's two constants, as bm25s has them by default.
 K1, B = 1.5, 0.75
@@ -78,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
                 found = os.fstat(file.fileno())
         except OSError as error:
             raise UserError(f"cannot read {corpus}: {error.strerror}; expected {EXPECTED}") from None
-        return cls(str(corpus.resolve()), found.st_size, found.st_mtime_ns, shard_passages)
+        return cls(clean(str(corpus.resolve())), found.st_size, found.st_mtime_ns, shard_passages)
 
 
 class IndexInfo(msgspec.Struct, frozen=True):
