@@ -235,6 +235,8 @@ def test_the_reward_function_judges_a_batch_at_once_and_a_failure_scores_0(serve
     chats = [[{"role": "user", "content": "Who else?"}]] * 6
     assert judge.reward_func(chats, completions, answers=golds, trainer_state=None) == [1, 0, 1, 0, 0, 1]
     assert judge.reward_func(chats, completions, answers=golds, question=["Who?"] * 6) == [1, 0, 1, 0, 0, 1]
+    with pytest.raises(UserError, match="5 golds for 6 completions"):
+        judge.reward_func(["Who?"] * 6, completions, answers=golds[1:])
     assert len(server.requests) == 3 + 3 + 1  # the failure is asked for again, the rest are kept
 
 

@@ -31,7 +31,7 @@ from whale_envs.data.corpus import read_corpus
 from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError
 from whale_envs.harness.helpers import Passage
-from whale_envs.tools.retrieval_index import K1, B, IndexInfo, Plan, read_info, shard_folder, undamaged
+from whale_envs.tools.retrieval_index import K1, B, IndexInfo, Plan, StoredIndex, read_info, shard_folder, undamaged
 from whale_envs.tools.retrieval_kernel import postings
 from whale_envs.tools.retrieval_tokens import passage_tokens
 
@@ -95,7 +95,7 @@ def build_index(
     `watch` is told a step for every `step_every` passages that are read, and for each shard that is scored. Memory is
     bounded by a shard's counts and the corpus's different terms. Another process that builds the same waits for this
     one. Raises `UserError` for a corpus that cannot be read or holds no passage, and for a folder that has other files
-    or the index of another corpus.
+    or the index of another corpus, or a damaged one.
     """
     plan = Plan.of(corpus, shard_passages)
     with _claimed(out, plan):
@@ -103,6 +103,8 @@ def build_index(
             shards = _read(corpus, out, plan, watch, step_every)
             info = _score(out, plan, shards, watch)
             write_atomic(out / "index.json", msgspec.json.format(msgspec.json.encode(info)))
+        else:
+            StoredIndex(out).shards()  # what was finished may have been damaged since
         info = read_info(out)
         for number in range(len(info.shards)):
             shutil.rmtree(_counts(out, number), ignore_errors=True)

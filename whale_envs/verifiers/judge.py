@@ -32,7 +32,7 @@ from whale_envs.errors import EpisodeError, UserError
 from whale_envs.services import ServiceError
 from whale_envs.verifiers.exact_match import exact_match, normalise
 from whale_envs.verifiers.judge_services import Service, connect
-from whale_envs.verifiers.rewards import questions, short_answers, short_golds
+from whale_envs.verifiers.rewards import check_rows, questions, short_answers, short_golds
 
 #: Dollars a million tokens in and out, as platform.claude.com/docs/en/about-claude/pricing said in September 2026, of
 #: models that take a temperature.
@@ -132,8 +132,9 @@ class Judge:
             except EpisodeError:
                 return 0.0
 
+        asked = (questions(prompts, columns), short_answers(completions), short_golds(columns))
+        check_rows(completions, asked[2])
         with ThreadPoolExecutor(CONCURRENT) as threads:
-            asked = (questions(prompts, columns), short_answers(completions), short_golds(columns))
             return list(threads.map(score, *asked))
 
     def close(self) -> None:

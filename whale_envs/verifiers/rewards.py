@@ -64,7 +64,7 @@ def chess_line_reward(prompts: Sequence[Any], completions: Sequence[Any], **colu
     `Moves` as in the Lichess database, where the opponent moves first.
     """
     scores, puzzles = [], _puzzles(columns)
-    _check_rows(completions, puzzles)
+    check_rows(completions, puzzles)
     for row, (completion, (fen, gold)) in enumerate(zip(completions, puzzles, strict=True)):
         moves = [move for text in _texts(completion) for move in (tag(text, "move") or "").split()]
         try:
@@ -100,7 +100,7 @@ def _short(
     verifier: Callable[[str | None, Sequence[str]], Verdict], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
     golds = short_golds(columns)
-    _check_rows(completions, golds)
+    check_rows(completions, golds)
     return [verifier(answer, gold).score for answer, gold in zip(short_answers(completions), golds, strict=True)]
 
 
@@ -108,7 +108,7 @@ def _boxed(
     verifier: Callable[[str | None, str], Verdict], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
     name, golds = _column(columns, MATH_GOLDS)
-    _check_rows(completions, golds)
+    check_rows(completions, golds)
     scores = []
     for row, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
         try:
@@ -163,7 +163,8 @@ def _named(columns: Mapping[str, Any]) -> str:
     return ", ".join(name for name, values in columns.items() if isinstance(values, list)) or "none"
 
 
-def _check_rows(completions: Sequence[Any], golds: Sequence[Any]) -> None:
+def check_rows(completions: Sequence[Any], golds: Sequence[Any]) -> None:
+    """Raise `UserError` unless there are as many golds as completions."""
     if len(completions) != len(golds):
         raise UserError(f"{len(golds)} golds for {len(completions)} completions: expected one a completion")
 
