@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_what_to_do(
     with pytest.raises(UserError, match="No space left on device; free some space"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_errors_pass_between_processes() -> None:
+    for error in (EpisodeError("tool", "gone", 0.5), UserError("x"), ToolUseError("x")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_errors_have_owners() -> None:

@@ -30,6 +30,10 @@ class EpisodeError(Exception):
         self.owner: Owner = owner
         self.dollars = dollars
 
+    def __reduce__(self) -> tuple[type[EpisodeError], tuple[Owner, str, float]]:
+        # pickled as it is made: a pool of processes waits for ever for an error that it cannot unpickle
+        return type(self), (self.owner, str(self), self.dollars)
+
 
 class ToolUseError(ValueError):
     """A harness called a tool in a way that the tool does not offer; the harness may catch it."""
