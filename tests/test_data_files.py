@@ -272,6 +272,13 @@ def test_a_cell_of_another_type_is_one_line_that_names_its_row(tmp_path, domain,
         load_splits(domain, path)
 
 
+def test_a_date_beyond_pythons_is_one_line(tmp_path):
+    dates = pyarrow.array([10**15], pyarrow.timestamp("ms"))
+    parquet.write_table(pyarrow.table({"question": ["When?"], "answer": dates}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=r"cannot read .*t.parquet: date value out of range"):
+        load_splits("search-qa", tmp_path / "t.parquet")
+
+
 @pytest.mark.parametrize("name", ["t.jsonl", "t.json", "t.parquet"])
 @pytest.mark.parametrize("domain", ["math", "search-qa"])
 def test_nan_is_no_answer(tmp_path, domain, name):

@@ -301,7 +301,7 @@ def _parquet(path: Path, layout: Layout) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Row(f"{path}:{number}", _by_name(row.items()))
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OverflowError) as error:  # the latter for a date that Python does not have
         why = str(error).splitlines()[0]
         raise UserError(f"cannot read {path}: {why}; expected {layout.expected}") from None
 
