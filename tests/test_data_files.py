@@ -290,6 +290,14 @@ def test_nan_is_no_answer(tmp_path, domain, name):
     assert len(pool.tasks) == len(rows) and sum(pool.dropped.values()) == 1
 
 
+@pytest.mark.parametrize("name", ["t.parquet", "t.jsonl"])
+def test_a_year_in_a_column_of_fractions_is_the_year(tmp_path, name):
+    rows = [{"question": f"When was {i}?", "answer": year} for i, year in enumerate([1984.0, 2.5])]
+    (path := tmp_path / name).write_bytes(SHAPES[name](rows))
+    reader = reader_of("search-qa", "")
+    assert [task.gold for task in reader.pool(reader.read(path)).tasks.values()] == [["1984"], ["2.5"]]
+
+
 @given(parts=st.lists(st.text("ab\n", max_size=40), min_size=1, max_size=8), data=st.data())
 def test_a_cut_within_a_frame_of_zstandard_is_never_taken_for_the_end(tmp_path_factory, parts, data):
     frames = [zstandard.compress(part.encode()) for part in parts]

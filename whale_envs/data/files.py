@@ -331,8 +331,10 @@ def _constant(name: str) -> str | None:
 
 def _loads(text: str) -> Any:
     try:
-        # numbers as text, since int() refuses more than 4,300 digits and a float loses some
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
+        # numbers as text, since int() refuses more than 4,300 digits and a float loses some; 1984.0 is 1984
+        value = json.loads(
+            text, parse_int=str, parse_float=lambda said: said.removesuffix(".0"), parse_constant=_constant
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if _SURROGATE.search(text):

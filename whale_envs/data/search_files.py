@@ -97,6 +97,8 @@ def _answers(value: Any) -> list[str]:
                 return _answers(list(parse(value)))
             except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
+    if isinstance(value, float) and value.is_integer():  # a year in a column that has gaps: 1984.0
+        value = int(value)
     return [] if value is None or isinstance(value, bool) else [str(value).strip()]
 
 
