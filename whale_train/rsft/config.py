@@ -12,6 +12,21 @@ from trl import SFTConfig  # type: ignore[attr-defined]
 
 from whale_envs.errors import UserError
 
+#: Fields that have one value here, and why, or what to give instead.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "gradient_accumulation_steps": (1, "it follows from minibatch_size and per_device_train_batch_size"),
+    "max_length": (None, "rows are never cut: give max_row_tokens"),
+    "packing": (False, "give padding_free=True, which packs each micro-batch"),
+    "fp16": (False, "give bf16=True, or neither"),
+    "eval_strategy": ("no", "training looks at its own episodes only: evaluate a checkpoint with whale eval"),
+    "load_best_model_at_end": (False, "nothing is evaluated: the last checkpoint is the one that was trained longest"),
+    "assistant_only_loss": (False, "the loss is on the tokens that were sampled, always"),
+    "completion_only_loss": (None, "the loss is on the tokens that were sampled, always"),
+    "loss_type": ("nll", "the loss is minus the tokens' mean log-probability, always"),
+    "label_smoothing_factor": (0.0, "the loss is minus the tokens' mean log-probability, always"),
+    "eval_on_start": (False, "training looks at its own episodes only: evaluate the model with whale eval"),
+}
+
 
 def _field(default: Any, help: str) -> Any:
     """A field as `HfArgumentParser` reads it: with a default and its explanation."""
@@ -100,35 +115,9 @@ class RSFTConfig(SFTConfig):
                 f"temperature={self.temperature!r}, top_p={self.top_p!r}: expected a temperature of at least 0 "
                 "and a top_p above 0 and at most 1"
             )
-        fixed = {
-            "gradient_accumulation_steps": 1,
-            "max_length": None,
-            "packing": False,
-            "fp16": False,
-            "eval_strategy": "no",
-            "load_best_model_at_end": False,
-            "assistant_only_loss": False,
-            "completion_only_loss": None,
-            "loss_type": "nll",
-            "label_smoothing_factor": 0.0,
-            "eval_on_start": False,
-        }
-        instead = {
-            "gradient_accumulation_steps": "it follows from minibatch_size and per_device_train_batch_size",
-            "max_length": "rows are never cut: give max_row_tokens",
-            "packing": "give padding_free=True, which packs each micro-batch",
-            "fp16": "give bf16=True, or neither",
-            "eval_strategy": "training looks at its own episodes only: evaluate a checkpoint with whale eval",
-            "load_best_model_at_end": "nothing is evaluated: the last checkpoint is the one that was trained longest",
-            "assistant_only_loss": "the loss is on the tokens that were sampled, always",
-            "completion_only_loss": "the loss is on the tokens that were sampled, always",
-            "loss_type": "the loss is minus the tokens' mean log-probability, always",
-            "label_smoothing_factor": "the loss is minus the tokens' mean log-probability, always",
-            "eval_on_start": "training looks at its own episodes only: evaluate the model with whale eval",
-        }
-        for name, value in fixed.items():
+        for name, (value, instead) in _FIXED.items():
             if getattr(self, name) != value:
-                raise UserError(f"{name}={getattr(self, name)!r}: {instead[name]}")
+                raise UserError(f"{name}={getattr(self, name)!r}: {instead}")
         if self.save_strategy == "best":
             raise UserError("save_strategy='best': nothing is evaluated: give 'steps', 'epoch' or 'no'")
 
