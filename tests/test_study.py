@@ -36,13 +36,16 @@ import run  # noqa: E402
 import study  # noqa: E402
 from play import play  # noqa: E402
 
-TINY = study.Sizes(prompts=8, group=2, candidates=1, tasks=8, budget=48, test=4)
+TINY = study.Sizes(prompts=8, group=2, candidates=1, tasks=8, test=4)
+BUDGET = 48
 
 
 def row(domain: str = "math", arm: str = "fst", seed: int = 0, by_task: str = "0408", **more: Any) -> results.Row:
     """A line of the results."""
     mean = sum(map(int, by_task)) / (8 * len(by_task))
-    line = results.Row(domain, arm, seed, 100, mean, (0.0, 1.0), "", "", by_task, {"moved": 0.5}, [], [], 1.0)
+    line = results.Row(
+        domain, arm, seed, study.BUDGET, 100, mean, (0.0, 1.0), "", "", by_task, {"moved": 0.5}, [], [], 1.0
+    )
     return msgspec.structs.replace(line, **more)
 
 
@@ -53,7 +56,7 @@ def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domai
         config = study.arm_config(domain, arm, 0, tmp_path)
         assert parse(shlex.split(study.whale_command(config))[1:]) == dataclasses.replace(config, out=None)
         plan = plan_of(config, config.arms[0], tasks)
-        assert plan.least <= plan.budget == study.SIZES[domain].budget
+        assert plan.least <= plan.budget == study.BUDGET
         shapes.add((plan.schedule, plan.steps, plan.rounds, config.edits))
         if arm.startswith("fixed"):
             phases = [phase.amount for phase, _ in plan.played()]
@@ -79,14 +82,14 @@ def test_an_arm_runs_once_and_comes_out_the_same_again(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def jobs(work: str, *arms: str) -> list[tuple[RunConfig, str]]:
-        return run.jobs(run.Options(("search-qa",), arms, (3,), tmp_path / work))
+        return run.jobs(run.Options(("search-qa",), arms, (3,), BUDGET, tmp_path / work))
 
     path, arms = tmp_path / "results.json", ("start", "fixed-0.2-2")
     kept = results.current()
     run.run_all(jobs("a", *arms), InlinePool(), kept, path)  # type: ignore[arg-type]
     start, end = results.load(path).results
     assert (start.arm, start.rollouts, start.phases) == ("start", 0, [])
-    assert 0 < end.rollouts <= TINY.budget and end.phases[0][0] == "weights"
+    assert 0 < end.rollouts <= end.budget == BUDGET and end.phases[0][0] == "weights"
     assert end.mean == sum(map(int, end.by_task)) / (8 * TINY.test)
     assert json.loads(path.read_bytes())["results"][1]["mean@8"] == end.mean
     monkeypatch.setattr("play.play_arm", None)  # what is done is not done again
@@ -102,11 +105,11 @@ def test_the_matrix_of_a_run_comes_with_its_figure_and_a_missing_run_says_what_m
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="--seeds 0 makes it"):
-        matrices.main(("search-qa",), tmp_path, tmp_path)
+        matrices.main(("search-qa",), BUDGET, tmp_path, tmp_path)
     monkeypatch.setattr("whale_train.matrix.pool", inline_pool)
-    config = study.arm_config("search-qa", findings.WHALE, 0, tmp_path)
+    config = study.arm_config("search-qa", findings.WHALE, 0, tmp_path, BUDGET)
     play(config, findings.WHALE)
-    matrices.main(("search-qa",), tmp_path, tmp_path)
+    matrices.main(("search-qa",), BUDGET, tmp_path, tmp_path)
     assert (tmp_path / "figures" / "matrix-search-qa.png").stat().st_size > 1000
     found = findings.kept_matrices(tmp_path / "matrices.json")
     assert len(found["search-qa"]["cells"]) == len(found["search-qa"]["weights"])
@@ -121,7 +124,7 @@ sys.path.insert(0, {str(HOME)!r})
 import run, study
 study.SIZES["search-qa"] = study.{TINY}
 out = Path(sys.argv[1])
-run.run(run.Options(("search-qa",), ("fixed-0.2-2",), (3,), out / "runs", out / "results.json", workers=1))
+run.run(run.Options(("search-qa",), ("fixed-0.2-2",), (3,), {BUDGET}, out / "runs", out / "results.json", workers=1))
 """
 
 
@@ -138,7 +141,7 @@ def test_a_study_that_is_killed_goes_on_from_there_to_the_same_line(tmp_path: Pa
         return {name: value for name, value in found.items() if name != "seconds"}
 
     rough = tmp_path / "rough"
-    state = rough / "runs/search-qa/fixed-0.2-2/3/arms/whale/state.json"
+    state = rough / f"runs/{BUDGET}/search-qa/fixed-0.2-2/3/arms/whale/state.json"
     with start(rough) as process:
         while process.poll() is None and not (state.exists() and b"cycle 1 weights" in state.read_bytes()):
             time.sleep(0.01)
@@ -159,6 +162,14 @@ def test_a_line_takes_the_place_of_the_one_before_it() -> None:
     ]
     with pytest.raises(UserError, match="began with"):
         kept.add(results.Done(row(seed=1), {"weights": "b"}))
+
+
+def test_the_lines_of_another_budget_stand_beside_those_of_the_study() -> None:
+    kept = results.current()
+    for line in (row(arm="start"), row(), row(budget=study.LARGE, by_task="8888"), row(arm="adaptive")):
+        kept.add(results.Done(line, {}))
+    assert [(r.arm, r.mean) for r in findings.within(kept.results, study.LARGE)] == [("start", 0.375), ("fst", 1.0)]
+    assert [r.arm for r in findings.within(kept.results, study.BUDGET)] == ["start", "fst", "adaptive"]
 
 
 def test_results_are_read_as_they_were_written_and_other_sizes_or_arms_are_refused(
@@ -183,8 +194,10 @@ def test_a_number_that_changed_is_named_and_time_is_none() -> None:
     here.add(results.Done(row(seconds=9.0), {}))
     assert results.changes(here, there) == []
     here.add(results.Done(row(rollouts=99), {}))
-    assert results.changes(here, there) == ["math fst 0: rollouts is 99, and was 100"]
-    assert results.lacking(there, [("math", "fst", 0), ("math", "fst", 1)]) == [("math", "fst", 1)]
+    assert results.changes(here, there) == ["math fst 0 3500: rollouts is 99, and was 100"]
+    assert results.lacking(there, [("math", "fst", s, study.BUDGET) for s in (0, 1)]) == [
+        ("math", "fst", 1, study.BUDGET)
+    ]
 
 
 @settings(max_examples=20)

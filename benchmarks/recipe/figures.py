@@ -1,6 +1,6 @@
-"""The study's figures, from results.json alone.
+"""The study's figures, from results.json alone; those whose name ends in -7000 are of the lines of twice the budget.
 
-python benchmarks/recipe/figures.py        # figures/{curves,schedules,phases,behaviours}.png
+python benchmarks/recipe/figures.py        # figures/{curves,schedules,phases,behaviours,...}.png
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-from findings import NAMES, WHALE, difference, label, of_arm, scores
+from findings import NAMES, WHALE, difference, label, of_arm, scores, within
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results import Row, load
-from study import ARMS, SIZES, START
+from study import ARMS, BUDGET, LARGE, SIZES, START
 
 from whale_train.report.figures import COLOURS, FAINT, GRID, INK, PHASES, STYLE, png
 
@@ -33,7 +33,8 @@ DRAWN = {
 
 def curves(axes: Axes, rows: Sequence[Row], domain: str) -> None:
     """Score over rollouts: each seed's points joined, the mean over seeds at a grid; the end with its interval."""
-    table, grid = scores(rows, domain), [i / 40 * SIZES[domain].budget for i in range(41)]
+    table, most = scores(rows, domain), max(row.rollouts for row in rows)
+    grid = [i / 40 * most for i in range(41)]
     starts = {r.seed: r.mean for r in rows if (r.domain, r.arm) == (domain, START)}
     for arm, colour in DRAWN.items():
         lines = [line(row, starts[row.seed]) for row in rows if (row.domain, row.arm) == (domain, arm)
@@ -121,7 +122,7 @@ def behaviours(axes: Axes, rows: Sequence[Row], domain: str) -> None:
 
 def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row], path: Path, legend: bool) -> None:
     """One panel a domain that has lines."""
-    domains = [domain for domain in SIZES if any(row.domain == domain for row in rows)]
+    domains = [domain for domain in SIZES if any(row.domain == domain and row.arm != START for row in rows)]
     with matplotlib.rc_context(STYLE):
         whole = Figure(figsize=(5.4 * len(domains), 4.6), layout="constrained")
         for place, domain in enumerate(domains, 1):
@@ -140,8 +141,10 @@ def main(results: Path = HERE / "results.json", out: Path = HERE / "figures") ->
     """Draw all of them."""
     rows = load(results).results
     out.mkdir(exist_ok=True)
-    for name, draw in {"curves": curves, "schedules": schedules, "phases": phases, "behaviours": behaviours}.items():
-        figure(draw, rows, out / f"{name}.png", legend=draw in (curves, behaviours))
+    for draw in (curves, schedules, phases, behaviours):
+        figure(draw, within(rows, BUDGET), out / f"{draw.__name__}.png", legend=draw in (curves, behaviours))
+    for draw in (curves, schedules):
+        figure(draw, within(rows, LARGE), out / f"{draw.__name__}-{LARGE}.png", legend=draw is curves)
 
 
 if __name__ == "__main__":

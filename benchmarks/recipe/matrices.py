@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import tyro
 from findings import WHALE, kept_matrices
-from study import SIZES
+from study import BUDGET, SIZES, arm_config
 
 from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError
@@ -24,18 +24,21 @@ from whale_train.matrix import matrix
 HERE = Path(__file__).parent
 
 
-def main(domains: tuple[str, ...] = tuple(SIZES), work: Path = HERE / "runs", out: Path = HERE) -> None:
+def main(
+    domains: tuple[str, ...] = tuple(SIZES), budget: int = BUDGET, work: Path = HERE / "runs", out: Path = HERE
+) -> None:
     """Play the matrices, and write them and their figures.
 
     Args:
         domains: which domains; those that are not named stay as they are.
+        budget: the rollouts that the runs might spend.
         work: where the run folders are.
         out: where to write.
     """
     path = out / "matrices.json"
     found = kept_matrices(path)
     for domain in domains:
-        folder = work / domain / WHALE / "0"
+        folder = arm_config(domain, WHALE, 0, work, budget).out
         if not folder.is_dir():
             raise UserError(f"{folder} is not there: run.py --domains {domain} --arms {WHALE} --seeds 0 makes it")
         matrix(folder)

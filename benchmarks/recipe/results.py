@@ -18,18 +18,24 @@ from whale_train.run_folder import versions
 SAME = ("rollouts", "mean", "ci95", "by_task", "behaviours", "phases", "curve")
 
 
+#: Domain, arm, seed and budget.
+Key = tuple[str, str, int, int]
+
+
 class Row(msgspec.Struct, frozen=True, rename={"mean": "mean@8", "by_task": "by task"}):
     """A line of `results.json`: one arm of one seed, tested once at its end.
 
-    `whale` is the same arm as a plain `whale run`. `by_task` has a digit for each test task, in their order: how many
-    of its 8 episodes were right. `phases` has [kind, units, rollouts, why it ended before its planned end], units of
-    weights in epochs, of harness in rounds. `curve` has [rollouts, score] of points before the end, at one episode a
-    task. `seconds` is what the parts of the arm and its tests took, each on one core.
+    `rollouts` is what it spent of its `budget`. `whale` is the same arm as a plain `whale run`. `by_task` has a digit
+    for each test task, in their order: how many of its 8 episodes were right. `phases` has [kind, units, rollouts, why
+    it ended before its planned end], units of weights in epochs, of harness in rounds. `curve` has [rollouts, score] of
+    points before the end, at one episode a task. `seconds` is what the parts of the arm and its tests took, each on one
+    core.
     """
 
     domain: str
     arm: str
     seed: int
+    budget: int
     rollouts: int
     mean: float
     ci95: tuple[float, float]
@@ -42,9 +48,9 @@ class Row(msgspec.Struct, frozen=True, rename={"mean": "mean@8", "by_task": "by 
     seconds: float
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """What it is a line of; one line has it."""
-        return self.domain, self.arm, self.seed
+        return self.domain, self.arm, self.seed, self.budget
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -67,7 +73,7 @@ class Results(msgspec.Struct):
     results: list[Row] = []
 
     def add(self, done: Done) -> None:
-        """Put a line in, in place of what is there of its domain, arm and seed.
+        """Put a line in, in place of what is there of its key.
 
         Raises `UserError` where other lines of its domain began with another harness, data or model.
         """
@@ -79,7 +85,9 @@ class Results(msgspec.Struct):
             )
         others = [r for r in self.results if r.key != row.key]
         order = list(SIZES), [START, *ARMS]
-        self.results = sorted([*others, row], key=lambda r: (order[0].index(r.domain), order[1].index(r.arm), r.seed))
+        self.results = sorted(
+            [*others, row], key=lambda r: (r.budget, order[0].index(r.domain), order[1].index(r.arm), r.seed)
+        )
 
 
 def current() -> Results:
@@ -115,8 +123,8 @@ def save(results: Results, path: Path) -> None:
     write_atomic(path, f'{text},\n  "results": [\n{rows}\n  ]\n}}\n'.encode())
 
 
-def lacking(there: Results, wanted: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-    """The lines that are wanted and not there, by domain, arm and seed."""
+def lacking(there: Results, wanted: list[Key]) -> list[Key]:
+    """The lines that are wanted and not there."""
     return sorted(set(wanted) - {row.key for row in there.results})
 
 

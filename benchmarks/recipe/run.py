@@ -5,6 +5,7 @@ as each ends, and lines that are there stay. `findings.py` and `figures.py` then
 
     python benchmarks/recipe/run.py                                                 # all of it
     python benchmarks/recipe/run.py --domains math --arms fst adaptive --seeds 3    # a part
+    python benchmarks/recipe/run.py --budget 7000 --arms stagewise fixed-0.6-6      # at twice the budget
     python benchmarks/recipe/run.py --check --domains search-qa --seeds 0           # again, against results.json
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 import tyro
 from play import play
 from results import Done, Results, changes, current, lacking, load, save
-from study import ARMS, SIZES, START, arm_config
+from study import ARMS, BUDGET, SIZES, START, arm_config
 
 from whale_envs.errors import UserError
 from whale_train.config import RunConfig
@@ -41,8 +42,10 @@ class Options:
     """Which arms; start is the bundled model under h0, tested only."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Which seeds."""
+    budget: int = BUDGET
+    """Rollouts that each arm may spend."""
     work: Path = HERE / "runs"
-    """Where run folders are kept: DOMAIN/ARM/SEED."""
+    """Where run folders are kept: BUDGET/DOMAIN/ARM/SEED."""
     results: Path = HERE / "results.json"
     """What to write, or to check against."""
     workers: int = 2
@@ -54,7 +57,7 @@ class Options:
 def jobs(options: Options) -> list[tuple[RunConfig, str]]:
     """The arms to run, seed by seed, so that a study which was stopped has whole seeds. Raises `UserError`."""
     return [
-        (arm_config(domain, arm, seed, options.work), arm)
+        (arm_config(domain, arm, seed, options.work, options.budget), arm)
         for seed in options.seeds
         for domain in options.domains
         for arm in options.arms
@@ -98,7 +101,7 @@ def check(options: Options) -> list[str]:
     Raises `UserError` when one of them is not there.
     """
     kept = load(options.results)
-    if missing := lacking(kept, [(config.domain, arm, config.seed) for config, arm in jobs(options)]):
+    if missing := lacking(kept, [(config.domain, arm, config.seed, options.budget) for config, arm in jobs(options)]):
         raise UserError(f"{options.results} has no line of {missing[0]} to compare with: run it without --check first")
     with tempfile.TemporaryDirectory() as folder:
         again = dataclasses.replace(options, work=Path(folder), results=Path(folder) / "results.json")
