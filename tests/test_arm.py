@@ -42,11 +42,13 @@ def rewards(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
         key: str,
         start: Path | None,
         over: Callable[[Sequence[float]], str],
+        skip: int,
     ) -> tuple[Path, list[float]]:
         given = coming.pop(0)
         (out / "checkpoint").mkdir(parents=True)
-        policy.weights_hash = f"from {start.parent.name if start else 'the start'}"
-        ledger.add(Spent(key, "sampling", rollouts=512 * len(given)))
+        policy.weights_hash = f"from {start.parent.name if start else 'the start'}, {skip} skipped"
+        for step in range(len(given)):
+            ledger.add(Spent(f"{key}/step-{step:04d}/sampling", "sampling", rollouts=512))
         ends = next((n for n in range(1, len(given) + 1) if over(given[:n])), len(given))
         return out / "checkpoint", given[: min(ends, steps)]
 
@@ -81,7 +83,7 @@ def test_weights_whose_reward_collapses_are_given_up_and_the_search_goes_on_with
     assert second.why == "the reward has collapsed from 0.400 to 0.000; back to the weights that it began with"
     assert heard.lines == [f"cycle 2 weights ends: {second.why}"]
     assert after.model == first.model and after.phase == "cycle 2 harness"
-    assert third.weights == "from 01", "trained on from the weights that were kept"
+    assert third.weights == "from 01, 6 skipped", "other tasks, and trained on from the weights that were kept"
     assert (start.why, first.why, third.why) == ("", "", "")
 
 

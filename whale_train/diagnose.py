@@ -14,7 +14,6 @@ are. The test split is not loaded: a diagnosis is made before there is anything 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 def diagnose(config: DiagnoseConfig) -> tuple[Path, Findings]:
     """Train and search, measure, and judge; returns the run folder and what was found."""
-    began, config = time.time(), config.resolved()
+    config = config.resolved()
     with at_work(config) as (folder, workers):
         config = with_own_start(config)
         _play(config, workers)
@@ -78,7 +77,7 @@ def diagnose(config: DiagnoseConfig) -> tuple[Path, Findings]:
         last = snapshots(arm_folder(config.folder, SEARCHED))[-1]
         harness = harness_of(config, arm_folder(config.folder, SEARCHED), last)
         write_atomic(arm_folder(config.folder, SEARCHED) / "harness.py", harness.source.encode())
-        _write(folder, found, time.time() - began)
+        _write(folder, found)
         return folder.path, found
 
 
@@ -163,7 +162,7 @@ def _change(a: Scores, b: Scores) -> Estimate | None:
     return paired_difference(a, b) if a.keys() & b.keys() else None
 
 
-def _write(folder: RunFolder, found: Findings, seconds: float) -> None:
+def _write(folder: RunFolder, found: Findings) -> None:
     said = found.diagnosis
     gains = {TRAINED: said.training, SEARCHED: said.search}
     arms = {
@@ -171,6 +170,7 @@ def _write(folder: RunFolder, found: Findings, seconds: float) -> None:
         for arm, end in found.ends.items()
     }
     folder.write_result(
+        seconds=folder.seconds(),
         bound_by=said.bound,
         why=said.why,
         needed=said.needed,
@@ -179,7 +179,6 @@ def _write(folder: RunFolder, found: Findings, seconds: float) -> None:
         search_less_training=said.difference.plain(),
         tasks=said.difference.tasks,
         behaviours={name: _behaviour(behaviour) for name, behaviour in found.behaviours.items()},
-        seconds=round(seconds, 1),
     )
 
 

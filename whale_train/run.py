@@ -8,7 +8,6 @@ runs/<name>/run.json, result.json, report.html, report.png
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,9 +40,9 @@ E = TypeVar("E", bound=Experiment)
 
 def run(config: Experiment) -> Path:
     """Run every arm to its end, test what each has been through, and write the report; returns the run folder."""
-    began, config = time.time(), config.resolved()
+    config = config.resolved()
     with at_work(config) as (folder, workers):
-        _run(with_own_start(config), folder, workers, began)
+        _run(with_own_start(config), folder, workers)
         return folder.path
 
 
@@ -73,7 +72,7 @@ def with_own_start(config: E) -> E:
     return replace(config, harness=str(path))
 
 
-def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> None:
+def _run(config: Experiment, folder: RunFolder, workers: Pool) -> None:
     shadow = _run_arms(config, folder.path, workers)
     finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
     start, end = finals[config.arms[0]]
@@ -82,7 +81,7 @@ def _run(config: Experiment, folder: RunFolder, workers: Pool, began: float) -> 
         "final": end.summary(),
         "arms": {arm: last.summary() for arm, (_, last) in finals.items()},
         "rollouts": _ledger(folder.path, config.arms[0]).rollouts(),
-        "seconds": round(time.time() - began, 1),
+        "seconds": folder.seconds(),
     }
     if shadow is not None:
         before, after = shadow

@@ -11,6 +11,7 @@ import fcntl
 import platform
 import shlex
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 import msgspec
 
 import whale_envs
-from whale_envs.episode import write_atomic
+from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError
 from whale_train.options import Job
 
@@ -54,8 +55,10 @@ class RunFolder:
         self.path, self.job = job.folder, job
         self.info = RunInfo(job.kind, command_line(), job.identity(), versions(), job.hashes(), job.seed, tier)
         self._lock: TextIO | None = None
+        self._began = 0.0
 
     def __enter__(self) -> RunFolder:
+        self._began = time.monotonic()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = lock = locked(self.path, ", or give another --out")
@@ -98,6 +101,12 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run has ended; its command then says its result again."""
         return (self.path / "result.json").exists()
+
+    def seconds(self) -> float:
+        """What the run has taken: this process, and what the last result says of those before it."""
+        path = self.path / "result.json"
+        before = read_json(path, dict[str, Any]).get("seconds", 0.0) if path.exists() else 0.0
+        return round(float(before) + time.monotonic() - self._began, 1)
 
     def write_result(self, **fields: Any) -> dict[str, Any]:
         """Write `result.json`: `fields`, then the command, versions, hashes, seed and tier. Returns it."""

@@ -98,6 +98,11 @@ def snapshots(folder: Path) -> list[Snapshot]:
     return list(itertools.takewhile(lambda s: s.model is None or (folder / s.model).is_dir(), done))
 
 
+def given_up(done: list[Snapshot]) -> set[str]:
+    """The names of the weight phases whose weights were given up."""
+    return {s.phase for before, s in itertools.pairwise(done) if s.kind == "weights" and s.model == before.model}
+
+
 def cycle_ends(done: list[Snapshot]) -> list[Snapshot]:
     """The start, and where each cycle ends."""
     return [s for s, after in zip(done, [*done[1:], None], strict=True) if after is None or after.cycle != s.cycle]
@@ -140,7 +145,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
     for phase in plan.rest(lambda: [Past(s.cycle, s.kind, s.rollouts, s.gain) for s in done]):
         model = done[-1].model
         if phase.kind == "weights":
-            model, why, gain = work.weights(policy, harness, phase, len(done), model)
+            model, why, gain = work.weights(policy, harness, phase, len(done), model, given_up(done))
             if model == done[-1].model:  # the trained ones are given up
                 policy = load_policy(model_of(config, folder, done[-1]), domain.name)
         else:
@@ -165,24 +170,26 @@ class _Work:
     plan: Plan
 
     def weights(
-        self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None
+        self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None, given_up: set[str]
     ) -> tuple[str | None, str, float]:
         """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early, its gain).
 
-        Weights whose reward has collapsed are given up for those of `model`.
+        Weights whose reward has collapsed are given up for those of `model`; the tasks of the phases in `given_up`
+        are not dealt again.
         """
         from whale_train.rsft.phase import weight_phase
 
         config, out = self.config, self.folder / "weights" / f"{number:02d}"
         assert isinstance(config, WeightOptions)
         start = self.folder / model if model else None
+        steps = (line.key.split("/")[0] for line in self.ledger.lines.values() if line.kind == "sampling")
 
         def collapse(rewards: Sequence[float]) -> str:
             return collapsed(rewards, self.plan.window, config.prompts)
 
         last, rewards = weight_phase(
             policy, self.domain, harness, config, phase.amount, out, self.ledger, self.progress, phase.name, start,
-            lambda rewards: collapse(rewards) or phase.over(rewards),
+            lambda rewards: collapse(rewards) or phase.over(rewards), sum(step in given_up for step in steps),
         )  # fmt: skip
         gain = gain_of_weights(rewards, self.plan.window)
         if why := collapse(rewards):

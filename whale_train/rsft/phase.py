@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def weight_phase(
     key: str,
     start: Path | None = None,
     over: Over = lambda rewards: "",
+    skip: int = 0,
 ) -> tuple[Path, list[float]]:
     """Train `policy` in place for `steps` steps, fewer where the rewards of those so far are `over`.
 
@@ -50,7 +52,7 @@ def weight_phase(
     Killed anywhere and called again in the same way, it goes on and ends with the same weights, bit for bit; called
     with more steps, it adds them. `out` is its folder; `key` begins its lines in the ledger and names it to people.
     `start` is an earlier phase's checkpoint, whose weights, optimiser state and place in the deal of tasks are taken
-    on.
+    on; `skip` steps were dealt since, by phases that were given up: to play those again would be to learn the same.
 
     Raises `UserError` for a policy whose weights are elsewhere, and what `RSFTTrainer` raises. The folder can be
     resumed afterwards; the weights in memory are then those of no checkpoint.
@@ -87,7 +89,7 @@ def weight_phase(
         watch = _Watch(ledger, progress, key, before, steps, options.prompts * options.group, over)
         trainer = RSFTTrainer(model, domain, harness, args, policy.tokenizer, callbacks=[watch], policy=policy)
         trainer.remove_callback(PrinterCallback)
-        trainer.progress = progress
+        trainer.progress, trainer.deal = progress, replace(trainer.deal, skip=skip)
         try:
             trainer.train(resume_from_checkpoint=str(last) if last else None)
         finally:

@@ -55,7 +55,8 @@ def resolve(
 
 @dataclass(frozen=True)
 class Deal:
-    """Which tasks a step plays: each epoch is a fresh shuffle, cut in whole steps of `prompts` tasks.
+    """Which tasks a step plays: each epoch is a fresh shuffle, cut in whole steps of `prompts` tasks. `skip` steps were
+    dealt before the first: those of training that was given up.
 
     Raises `UserError` when there are fewer tasks than one step takes.
     """
@@ -63,6 +64,7 @@ class Deal:
     tasks: TaskSet
     prompts: int
     seed: int
+    skip: int = 0
 
     def __post_init__(self) -> None:
         if self.prompts > len(self.tasks):
@@ -86,7 +88,7 @@ class Deal:
         return int.from_bytes(hashlib.sha256(f"rsft/{self.seed}/{epoch}/{at}".encode()).digest()[:6], "big")
 
     def _place(self, step: int) -> tuple[int, int]:
-        epoch, within = divmod(step, self.steps)
+        epoch, within = divmod(self.skip + step, self.steps)
         return epoch, within * self.prompts
 
 
