@@ -29,6 +29,7 @@ from whale_train.whale import plan_of
 HOME = Path(__file__).parents[1] / "benchmarks" / "recipe"
 sys.path.insert(0, str(HOME))
 
+import figures  # noqa: E402
 import findings  # noqa: E402
 import matrices  # noqa: E402
 import results  # noqa: E402
@@ -241,6 +242,23 @@ def test_the_tables_stand_between_their_markers_however_often_they_are_written(t
     assert readme.read_text() == once and "\nold\n" not in once
     assert once.startswith("before\n") and once.endswith("after\n")
     assert "(0.6, 6) is above stagewise" in once
+
+
+def test_a_figure_is_drawn_of_each_budget_that_has_lines(tmp_path: Path) -> None:
+    kept, home = results.current(), tmp_path / "figures"
+    for domain in study.SIZES:
+        for arm in ("start", *study.ARMS):
+            phases, curve = [("weights", 0.4, 50, "why"), ("harness", 6.0, 50, "")], [(50, 0.4)]
+            kept.add(results.Done(row(domain, arm, phases=phases, curve=curve), {}))
+    results.save(kept, tmp_path / "results.json")
+    figures.main(tmp_path / "results.json", home)
+    small = {"curves.png", "schedules.png", "phases.png", "behaviours.png"}
+    assert {path.name for path in home.iterdir()} == small
+    kept.add(results.Done(row("chess", budget=study.LARGE), {}))
+    results.save(kept, tmp_path / "results.json")
+    figures.main(tmp_path / "results.json", home)
+    assert {path.name for path in home.iterdir()} - small == {"curves-7000.png", "schedules-7000.png"}
+    assert all(path.stat().st_size > 5000 for path in home.iterdir())
 
 
 def test_the_committed_tables_are_those_of_the_committed_results() -> None:

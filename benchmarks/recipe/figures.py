@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-from findings import NAMES, WHALE, difference, label, of_arm, scores, within
+from findings import NAMES, WHALE, difference, domains_of, label, of_arm, scores, within
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results import Row, load
-from study import ARMS, BUDGET, LARGE, SIZES, START
+from study import ARMS, BUDGET, LARGE, START
 
 from whale_train.report.figures import COLOURS, FAINT, GRID, INK, PHASES, STYLE, png
 
@@ -121,8 +121,10 @@ def behaviours(axes: Axes, rows: Sequence[Row], domain: str) -> None:
 
 
 def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row], path: Path, legend: bool) -> None:
-    """One panel a domain that has lines."""
-    domains = [domain for domain in SIZES if any(row.domain == domain and row.arm != START for row in rows)]
+    """One panel a domain that has lines; no file where none has."""
+    domains = domains_of(rows)
+    if not domains:
+        return
     with matplotlib.rc_context(STYLE):
         whole = Figure(figsize=(5.4 * len(domains), 4.6), layout="constrained")
         for place, domain in enumerate(domains, 1):

@@ -1,4 +1,4 @@
-"""One arm of one seed, from start to test. Its folder is a run folder that `whale report` reads."""
+"""One arm of one seed, from start to test, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ def _tested(config: RunConfig, arm: str, home: Path) -> Row:
     last = _test(config, home, done[-1], REPEATS)
     inner = between(cycle_ends(done))
     points = [_test(config, home, snapshot, CURVE_REPEATS) for snapshot in inner]
-    if arm != START:  # for `whale report`
-        point = msgspec.structs.asdict(done[-1]) | last.summary() | {"test": test_name(done[-1])}
-        write_atomic(home / "curve.jsonl", msgspec.json.encode(point) + b"\n")
     ledger = Ledger(home / "ledger.jsonl")
     return Row(
         domain=config.domain,
