@@ -27,6 +27,7 @@ from whale_train.evaluate import evaluate, load_evaluation
 from whale_train.ledger import Ledger, Spent
 from whale_train.matrix import parts_of_gain
 from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import Round
 from whale_train.metrics import mean_at_k
 from whale_train.policies import load
 from whale_train.policies.base import Request
@@ -37,12 +38,15 @@ from whale_train.whale import Snapshot
 
 DOMAIN, H0 = load_domain("search-qa"), load_harness("h0", "search-qa")
 GOLDS = {t.shown["question"]: t.gold[0] for t in DOMAIN.splits.test}
-H1, H2 = (Harness(H0.source.replace("Question:", f"{word} question:"), word) for word in ("Careful", "Clever"))
+#: H1 is accepted in a first round, H2 replaces it in the second, H3 comes with the next weights.
+H1, H2, H3 = (
+    Harness(H0.source.replace("Question:", f"{word} question:"), word) for word in ("Curious", "Careful", "Clever")
+)
 #: The chance of a right answer, by the folder of the weights and the word of the harness.
 SKILL = {
-    ("start", "Question"): 0.1, ("start", "Careful"): 0.3, ("start", "Clever"): 0.3,
-    ("01", "Question"): 0.3, ("01", "Careful"): 0.6, ("01", "Clever"): 0.6,
-    ("03", "Question"): 0.4, ("03", "Careful"): 0.7, ("03", "Clever"): 0.95,
+    ("start", "Question"): 0.1, ("start", "Curious"): 0.2, ("start", "Careful"): 0.3, ("start", "Clever"): 0.3,
+    ("01", "Question"): 0.3, ("01", "Curious"): 0.4, ("01", "Careful"): 0.6, ("01", "Clever"): 0.6,
+    ("03", "Question"): 0.4, ("03", "Curious"): 0.5, ("03", "Careful"): 0.7, ("03", "Clever"): 0.95,
 }  # fmt: skip
 asked: list[Request] = []
 
@@ -55,7 +59,7 @@ def policy(spec: str, domain: str = "search-qa") -> ScriptedPolicy:
         asked.append(request)
         shown = "\n".join(m["content"] for m in request.ask.messages)
         question = next(q for q in GOLDS if q in shown)
-        word = next((w for w in ("Careful", "Clever") if w in shown), "Question")
+        word = next((w for w in ("Curious", "Careful", "Clever") if w in shown), "Question")
         luck = random.Random(request.seed).random()
         return f"<answer>{GOLDS[question] if luck < SKILL[weights, word] else 'nobody'}</answer>"
 
@@ -74,10 +78,16 @@ def phases(arm: str) -> list[Snapshot]:
     return [
         Snapshot("start", 0, "start", 0, H0.hash, w0),
         Snapshot("cycle 1 weights", 1, "weights", 300, H0.hash, w1, first),
-        Snapshot("cycle 1 harness", 1, "harness", 600, H1.hash, w1, first),
-        Snapshot("cycle 2 weights", 2, "weights", 900, H1.hash, w2, second),
-        Snapshot("cycle 2 harness", 2, "harness", 1200, H2.hash, w2, second),
+        Snapshot("cycle 1 harness", 1, "harness", 600, H2.hash, w1, first),
+        Snapshot("cycle 2 weights", 2, "weights", 900, H2.hash, w2, second),
+        Snapshot("cycle 2 harness", 2, "harness", 1200, H3.hash, w2, second),
     ]
+
+
+def rounds() -> list[Round]:
+    """What the searches of the first arm accepted, round by round."""
+    accepted = [("cycle 1 harness", [H1, H2]), ("cycle 2 harness", [H2, H3, H3])]
+    return [Round(phase, n, [], h.hash, 0.5) for phase, found in accepted for n, h in enumerate(found, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +100,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for arm in ("whale", "weights-only"):
             home, done = folder / "arms" / arm, phases(arm)
             archive = Archive(home / "archive", "search-qa")
-            for harness in (H0, H1, H2):
+            for harness in (H0, H1, H2, H3):
                 archive.add(harness.source, harness.name, (), (), harness.name)
+            if arm == "whale":
+                write_atomic(
+                    archive.folder / "rounds.jsonl", b"".join(msgspec.json.encode(r) + b"\n" for r in rounds())
+                )
             for snapshot in done:
                 if snapshot.model:
                     (home / snapshot.model).mkdir(parents=True, exist_ok=True)
@@ -99,7 +113,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ledger = Ledger(home / "ledger.jsonl")
             ends = [s for s in done if s.kind != "weights" or arm != "whale"]
             for s in ends:
-                harness = {h.hash: h for h in (H0, H1, H2)}[s.harness]
+                harness = {h.hash: h for h in (H0, H1, H2, H3)}[s.harness]
                 spec = f"hf:{home / s.model}" if s.model else "tiny"
                 evaluate(
                     policy(spec), DOMAIN, Harness(harness.source, harness.name, trusted=True), "test", 2, 12, 0,
@@ -145,7 +159,9 @@ def kept(run: Path, name: str = "matrix.json") -> dict[str, Any]:
 def test_every_checkpoint_is_tested_under_every_accepted_harness_and_the_first(made: tuple[Path, str]) -> None:
     run, found = made[0], kept(made[0])
     assert [w["phase"] for w in found["weights"]] == ["start", "cycle 1 weights", "cycle 2 weights"]
-    assert [h["hash"] for h in found["harnesses"]] == [H0.hash, H1.hash, H2.hash]
+    assert [h["hash"] for h in found["harnesses"]] == [H0.hash, H1.hash, H2.hash, H3.hash]
+    made_by = ["start", "cycle 1 harness, round 1", "cycle 1 harness, round 2", "cycle 2 harness, round 2"]
+    assert [h["phase"] for h in found["harnesses"]] == made_by
     for weights, row in zip(found["weights"], found["cells"], strict=True):
         for harness, cell in zip(found["harnesses"], row, strict=True):
             test = load_evaluation(run / "test" / cell["test"])
@@ -156,7 +172,7 @@ def test_every_checkpoint_is_tested_under_every_accepted_harness_and_the_first(m
             episodes = (run / "test" / cell["test"] / "episodes.jsonl").read_bytes().splitlines()
             assert test.rollouts == len(episodes) == 24
     visited = [[cell["visited"] for cell in row] for row in found["cells"]]
-    assert visited == [[True, False, False], [True, True, False], [False, True, True]]
+    assert visited == [[True, False, False, False], [True, True, True, False], [False, False, True, True]]
     assert {"command", "versions", "hashes", "seed", "tier", "run"} <= set(found)
     assert (run / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
@@ -168,13 +184,13 @@ def test_cells_that_are_on_disk_are_not_played_again_and_those_that_are_played_a
     assert len(before) == 2 * 4
     assert cli.main(["matrix", "run"]) == 0
     assert {p: p.read_bytes() for p in before} == before
-    assert len(asked) == (9 - 4) * 24
+    assert len(asked) == (12 - 4) * 24
     first = kept(run) | {"seconds": None}
     asked.clear()
     assert cli.main(["matrix", "run"]) == 0
     assert asked == [] and kept(run) | {"seconds": None} == first
     ledger = Ledger(run / "arms" / "whale" / "ledger.jsonl")
-    assert ledger.rollouts("test") == 9 * 24 and ledger.rollouts() == 0, "apart from the budget"
+    assert ledger.rollouts("test") == 12 * 24 and ledger.rollouts() == 0, "apart from the budget"
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_matrix(
@@ -191,18 +207,18 @@ def test_killed_anywhere_it_goes_on_to_the_same_matrix(
     ends = []
     while not ends or ends[-1] == 130:
         ends.append(cli.main(["matrix", "run"]))
-    assert ends == [130] * (len(ends) - 1) + [0] and len(ends) == 5
+    assert ends == [130] * (len(ends) - 1) + [0] and len(ends) == 8
     same = ("weights", "harnesses", "cells", "gain")
     assert [kept(run)[name] for name in same] == [whole[name] for name in same]
 
 
 def test_the_parts_of_the_gain_are_those_of_the_four_corners(made: tuple[Path, str]) -> None:
     found, shown = kept(made[0]), made[1]
-    corner = {(w, h): found["cells"][w][h]["mean@2"] for w in (0, 2) for h in (0, 2)}
+    corner = {(w, h): found["cells"][w][h]["mean@2"] for w in (0, 2) for h in (0, 3)}
     mean = {name: part["mean"] for name, part in found["gain"].items()}
     assert mean["weights"] == pytest.approx(corner[2, 0] - corner[0, 0])
-    assert mean["harness"] == pytest.approx(corner[0, 2] - corner[0, 0])
-    assert mean["interaction"] == pytest.approx(corner[2, 2] - corner[2, 0] - corner[0, 2] + corner[0, 0])
+    assert mean["harness"] == pytest.approx(corner[0, 3] - corner[0, 0])
+    assert mean["interaction"] == pytest.approx(corner[2, 3] - corner[2, 0] - corner[0, 3] + corner[0, 0])
     assert mean["total"] == pytest.approx(mean["weights"] + mean["harness"] + mean["interaction"])
     for part in found["gain"].values():
         low, high = part["ci95"]
@@ -242,7 +258,7 @@ def test_other_sizes_go_to_folders_of_their_own(run: Path) -> None:
     found = kept(run)
     assert (found["repeats"], found["tasks"]) == (1, 6) and "mean@1" in found["cells"][0][0]
     assert all(cell["test"].endswith("-1x6") for row in found["cells"] for cell in row)
-    assert {p: p.read_bytes() for p in before} == before and len(asked) == 9 * 6
+    assert {p: p.read_bytes() for p in before} == before and len(asked) == 12 * 6
 
 
 def test_another_arm_has_files_of_its_own_and_one_harness_leaves_nothing_to_tell_apart(
@@ -263,7 +279,7 @@ def test_a_harness_that_did_not_ship_is_the_copy_that_the_run_made(run: Path) ->
     (run / "start").mkdir()
     (run / "start" / "mine.py").write_text(H0.source)
     assert cli.main(["matrix", "run"]) == 0
-    assert len(asked) == 5 * 24
+    assert len(asked) == 8 * 24
 
 
 @pytest.mark.parametrize(

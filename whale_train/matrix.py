@@ -1,5 +1,8 @@
 """`whale matrix`: every checkpoint of a run under every harness that it accepted, and where its gain comes from.
 
+Checkpoints are the weights at the start and where each weight phase ended; harnesses are the first one and those that
+any round of a search accepted, also where a later round replaced them.
+
     matrix.json, matrix.png        the matrix, and the 2x2 of {first, last} weights and harness
                                    (matrix-<arm>.json and .png where it is not the first arm)
     test/<weights>-<harness>/      one cell; those that the run has tested are not played again
@@ -31,6 +34,8 @@ from whale_train.console import Display, FileProgress
 from whale_train.evaluate import Evaluation, load_evaluation, read_evaluation
 from whale_train.ledger import Ledger
 from whale_train.matrix_figure import draw_matrix
+from whale_train.meta_harness.archive import Archive
+from whale_train.meta_harness.records import Round
 from whale_train.metrics import Estimate, Scores, contrast
 from whale_train.options import MOST
 from whale_train.pool import pool
@@ -52,7 +57,8 @@ PARTS = {
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """A row (weights) or a column (harness): its hash, the phase that made it, and the rollouts spent until then."""
+    """A row (weights) or a column (harness): its hash, the phase and round that made it, and the rollouts spent by the
+    end of that phase."""
 
     hash: str
     phase: str
@@ -100,7 +106,7 @@ def matrix(folder: Path, repeats: int | None = None, limit: int | None = None, a
     config = replace(config, repeats=own[0], limit=own[1])
     with locked(folder):
         done = _phases(folder, config, arm)
-        grid = _grid(done, suffix)
+        grid = _grid(done, Archive(arm_folder(folder, arm) / "archive", config.domain).rounds, suffix)
         played = _play(config, arm, grid)
         found = _matrix(arm, done, grid, played)
         _count(folder, arm, grid, played)
@@ -138,25 +144,32 @@ def _phases(folder: Path, config: Config, arm: str) -> list[Snapshot]:
 
 
 class _Grid(msgspec.Struct, frozen=True):
-    """Rows, columns, and by (weights, harness) a snapshot that has both, with the cell's folder under `test/`."""
+    """Rows, columns, by (weights, harness) a snapshot that has both with the cell's folder under `test/`, and the pairs
+    that the run went through."""
 
-    weights: list[Snapshot]
-    harnesses: list[Snapshot]
+    weights: list[Axis]
+    harnesses: list[Axis]
     cells: dict[tuple[str, str], tuple[Snapshot, str]]
+    visited: set[tuple[str, str]]
 
 
-def _grid(done: list[Snapshot], suffix: str) -> _Grid:
-    weights: dict[str, Snapshot] = {}
-    harnesses: dict[str, Snapshot] = {}
+def _grid(done: list[Snapshot], rounds: list[Round], suffix: str) -> _Grid:
+    ends, weights = {s.phase: s for s in done}, dict[str, Snapshot]()
     for snapshot in done:
         weights.setdefault(snapshot.weights, snapshot)
-        harnesses.setdefault(snapshot.harness, snapshot)
+    harnesses = {done[0].harness: Axis(done[0].harness, done[0].phase, 0)}
+    visited = {(s.weights, s.harness) for s in done}
+    for r in rounds:
+        end = ends[r.phase]
+        harnesses.setdefault(r.accepted, Axis(r.accepted, f"{r.phase}, round {r.round}", end.rollouts))
+        visited.add((end.weights, r.accepted))
     cells = {}
     for row in weights.values():
         for harness in harnesses:
             pair = msgspec.structs.replace(row, harness=harness)
             cells[row.weights, harness] = pair, test_name(pair) + suffix
-    return _Grid(list(weights.values()), list(harnesses.values()), cells)
+    rows = [Axis(s.weights, s.phase, s.rollouts) for s in weights.values()]
+    return _Grid(rows, list(harnesses.values()), cells, visited)
 
 
 def _play(config: Config, arm: str, grid: _Grid) -> dict[tuple[str, str], Evaluation]:
@@ -164,7 +177,7 @@ def _play(config: Config, arm: str, grid: _Grid) -> dict[tuple[str, str], Evalua
     test, screen = config.folder / "test", config.folder / "matrix"
     missing = [cell for cell in grid.cells.values() if load_evaluation(test / cell[1]) is None]
     if missing:
-        made = {s.harness: s.phase for s in grid.harnesses}
+        made = {h.hash: h.phase for h in grid.harnesses}
         lines = {f"{s.phase} × {made[s.harness]}": screen / f"{name}.json" for s, name in missing}
         with Display(list(lines)) as display, pool(_workers(config, len(missing)), config.unsafe) as workers:
             for snapshot, name in missing:
@@ -193,7 +206,6 @@ def _cell(config: Config, arm: str, snapshot: Snapshot, name: str) -> None:
 
 
 def _matrix(arm: str, done: list[Snapshot], grid: _Grid, played: dict[tuple[str, str], Evaluation]) -> Matrix:
-    visited = {(s.weights, s.harness) for s in done}
     one = next(iter(played.values()))
     first, last = done[0], done[-1]
     gain: dict[str, Estimate] = {}
@@ -204,12 +216,12 @@ def _matrix(arm: str, done: list[Snapshot], grid: _Grid, played: dict[tuple[str,
         arm,
         one.key.repeats,
         one.score.tasks,
-        [Axis(s.weights, s.phase, s.rollouts) for s in grid.weights],
-        [Axis(s.harness, s.phase, s.rollouts) for s in grid.harnesses],
+        grid.weights,
+        grid.harnesses,
         [
             [
-                Cell(played[pair].score, pair in visited, grid.cells[pair][1])
-                for pair in ((w.weights, h.harness) for h in grid.harnesses)
+                Cell(played[pair].score, pair in grid.visited, grid.cells[pair][1])
+                for pair in ((w.hash, h.hash) for h in grid.harnesses)
             ]
             for w in grid.weights
         ],
@@ -278,7 +290,8 @@ def _write(folder: Path, config: Config, info: RunInfo, found: Matrix, seconds: 
 
 
 def _label(axis: Axis) -> str:
-    return axis.phase if not axis.rollouts else f"{axis.phase}\n{axis.rollouts:,} rollouts"
+    named = axis.phase.replace(", ", "\n")
+    return f"{named}\n{axis.rollouts:,} rollouts" if axis.rollouts else named
 
 
 def show(folder: Path, found: Matrix) -> None:
