@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from fake_run import scripted
 from whale_envs import load_domain, load_harness, read_episodes
 from whale_envs.errors import UserError
 from whale_train import evaluate as module
-from whale_train.evaluate import evaluate, load_evaluation
+from whale_train.evaluate import evaluate, load_evaluation, read_evaluation
 from whale_train.metrics import mean_at_k, scores_by_task
 from whale_train.policies.base import Policy, PolicyError
 from whale_train.policies.scripted import ScriptedPolicy
@@ -65,7 +66,24 @@ def test_every_number_comes_from_the_episodes(tmp_path: Path) -> None:
     assert scores_by_task(episodes) == found.scores
     assert len(episodes) == found.rollouts == 32
     assert len({e.seed for e in episodes}) == 32
-    assert found.summary() == {"mean@4": found.score.mean, "ci95": [found.score.low, found.score.high]}
+    summary = found.summary()
+    assert (summary["mean@4"], summary["ci95"]) == (found.score.mean, [found.score.low, found.score.high])
+
+
+def test_scores_of_each_data_set_make_up_the_score(tmp_path: Path) -> None:
+    found, hops = play(scripted(0.5, "p"), tmp_path, limit=None), {t.id: t.source for t in DOMAIN.splits.test}
+    assert set(found.sets) == set(hops.values()) == {"1-hop", "2-hop"}
+    for name, part in found.sets.items():
+        assert part == mean_at_k({task: s for task, s in found.scores.items() if hops[task] == name})
+    assert sum(e.mean * e.tasks for e in found.sets.values()) / found.score.tasks == pytest.approx(found.score.mean)
+    sets: Any = found.summary()["sets"]
+    assert sets["2-hop"]["mean@4"] == found.sets["2-hop"].mean and sets["2-hop"]["tasks"] == found.sets["2-hop"].tasks
+    assert read_evaluation(tmp_path) == found
+
+
+def test_tasks_of_one_data_set_have_no_scores_by_set(tmp_path: Path) -> None:
+    found = play(scripted(0.5, "p"), tmp_path, limit=2)
+    assert found.sets == {} and "sets" not in found.summary()
 
 
 def test_limit_takes_the_first_tasks_and_changes_no_score(tmp_path: Path) -> None:

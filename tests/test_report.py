@@ -129,6 +129,19 @@ def test_costs_are_in_two_currencies_with_the_judge_apart_and_the_tests_out_of_t
     assert "sampling 2,100 " in costs and "test – " in costs
 
 
+def test_the_scores_of_each_data_set_are_beside_each_other(run: Path) -> None:
+    ends = [load_evaluation(run / "test" / at) for at in ("whale-0", "whale-4")]
+    text, names = text_of(run), ("1-hop", "2-hop")
+    for name in names:
+        start, end = (e.sets[name] for e in ends if e is not None)
+        cells = (f"{100 * e.mean:.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]" for e in (start, end))
+        assert f"{name} {start.tasks} {' '.join(cells)}" in text
+    for path in run.glob("test/*/evaluation.json"):
+        kept = json.loads(path.read_bytes())
+        path.write_text(json.dumps(kept | {"sets": {}}))
+    assert "Scores by data set" in text and "Scores by data set" not in text_of(run)
+
+
 def test_behaviours_of_every_tested_point_are_drawn(run: Path) -> None:
     arms = read_report(run).arms
     figure = draw_behaviours(arms)

@@ -16,12 +16,18 @@ SPLITS = ("weight", "harness", "test")
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One row. `shown` is all that a harness may see; `gold` never enters a harness's process."""
+    """One row. `shown` is all that a harness may see; `gold` never enters a harness's process. `source` says where it
+    is from, and begins with the name of its data set, which has one or two parts ("nq", "mini/shared")."""
 
     id: str
     shown: dict[str, Any]
     gold: Any
     source: str = ""
+
+    @property
+    def data_set(self) -> str:
+        """The data set that it is from, "" where none is known: the first two parts of its source."""
+        return "/".join(self.source.split("/")[:2])
 
 
 class TaskSet(Sequence[Task]):

@@ -106,6 +106,8 @@ def _fields(found: Evaluation) -> dict[str, Any]:
 def _print(config: EvalConfig, found: Evaluation) -> None:
     what = f"{config.policy} on {config.domain} ({config.split}, {found.score.tasks} tasks) under {config.harness}"
     print(f"mean@{config.repeats} {found.score}  {what}")
+    for name, estimate in found.sets.items():
+        print(f"  {name or 'of no named set':<28} {estimate}  ({estimate.tasks} tasks)")
     for name, rate in found.behaviours.items():
         print(f"  {name:<28} {100 * rate:5.1f} %")
     for owner, count in found.failures.items():

@@ -14,7 +14,7 @@ from whale_envs.episode import read_episodes, read_json, write_atomic, write_epi
 from whale_envs.errors import UserError
 from whale_envs.task import TaskSet
 from whale_train.ledger import Spent, dollars, judge_dollars
-from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, scores_by_task
+from whale_train.metrics import Estimate, behaviour_rates, mean_at_k, mean_by_set, scores_by_task
 from whale_train.policies.base import Policy
 from whale_train.progress import Progress, Silent
 from whale_train.rollout import rollout
@@ -39,7 +39,8 @@ class Key(msgspec.Struct, frozen=True):
 
 class Evaluation(msgspec.Struct, frozen=True):
     """A finished evaluation. `scores` has each task's repeats; `failures` counts failed episodes by owner; `dollars` is
-    what services cost: a judge model, whose part `judge` is, and a policy behind an API."""
+    what services cost: a judge model, whose part `judge` is, and a policy behind an API. `sets` has the mean of each
+    data set, where the tasks are of several."""
 
     key: Key
     score: Estimate
@@ -50,10 +51,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     seconds: float
     dollars: float = 0.0
     judge: float = 0.0
+    sets: dict[str, Estimate] = {}
 
     def summary(self) -> dict[str, object]:
-        """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}."""
-        return {f"mean@{self.key.repeats}": self.score.mean, "ci95": [self.score.low, self.score.high]}
+        """The part that `result.json` shows: {"mean@8": x, "ci95": [low, high]}, and as "sets" the same of each data
+        set, with its number of tasks, where there are several."""
+        k = f"mean@{self.key.repeats}"
+        sets = {name: {k: e.mean, "ci95": [e.low, e.high], "tasks": e.tasks} for name, e in self.sets.items()}
+        return {k: self.score.mean, "ci95": [self.score.low, self.score.high], **({"sets": sets} if sets else {})}
 
     def spent(self, key: str, prompt_tokens: int = 0, sampled_tokens: int = 0) -> Spent:
         """The ledger's line for it. It measures and steers nothing, so it counts as "test"."""
@@ -108,7 +113,7 @@ def evaluate(
                 write_episodes(piece, played)
             episodes += played
         progress.score(mean_at_k(scores_by_task(episodes)).mean)
-    result = summarise(key, episodes, time.perf_counter() - started)
+    result = summarise(key, tasks, episodes, time.perf_counter() - started)
     if folder is not None:
         write_episodes(folder / "episodes.jsonl", episodes)
         write_atomic(folder / "evaluation.json", msgspec.json.format(msgspec.json.encode(result)))
@@ -117,15 +122,16 @@ def evaluate(
     return result, episodes
 
 
-def summarise(key: Key, episodes: Sequence[Episode], seconds: float) -> Evaluation:
-    """The evaluation that these episodes amount to."""
+def summarise(key: Key, tasks: Sequence[Task], episodes: Sequence[Episode], seconds: float) -> Evaluation:
+    """The evaluation that these episodes of these tasks amount to."""
     scores = scores_by_task(episodes)
     failures: dict[str, int] = {}
     for episode in episodes:
         if episode.failure is not None:
             failures[episode.failure.owner] = failures.get(episode.failure.owner, 0) + 1
     estimate, rates, spent = mean_at_k(scores), behaviour_rates(episodes), (dollars(episodes), judge_dollars(episodes))
-    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, *spent)
+    sets = mean_by_set(scores, {task.id: task.data_set for task in tasks})
+    return Evaluation(key, estimate, rates, scores, failures, len(episodes), seconds, *spent, sets)
 
 
 def load_evaluation(folder: Path) -> Evaluation | None:

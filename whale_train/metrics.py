@@ -66,6 +66,14 @@ def mean_at_k(scores: Scores) -> Estimate:
     return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), n)
 
 
+def mean_by_set(scores: Scores, sets: Mapping[str, str]) -> dict[str, Estimate]:
+    """`mean_at_k` of each data set, by name; `sets` has each task's. Empty where all are of one."""
+    parts: dict[str, dict[str, Sequence[float]]] = {}
+    for task, repeats in scores.items():
+        parts.setdefault(sets[task], {})[task] = repeats
+    return {name: mean_at_k(part) for name, part in sorted(parts.items())} if len(parts) > 1 else {}
+
+
 def paired_difference(a: Scores, b: Scores) -> Estimate:
     """Mean of b minus a over the tasks that both have, with its interval over the tasks' differences.
 

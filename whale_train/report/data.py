@@ -96,6 +96,11 @@ class Arm:
         kept = load_evaluation(self._test(at))
         return kept.behaviours if kept is not None else {}
 
+    def sets(self, at: int) -> dict[str, Estimate]:
+        """Means by data set of the point at this index of the curve; empty where the test tasks are of one."""
+        kept = load_evaluation(self._test(at))
+        return kept.sets if kept is not None else {}
+
     def episodes(self, at: int) -> list[Episode]:
         """The test episodes of the point at this index of the curve; empty when they are not on disk."""
         path = self._test(at) / "episodes.jsonl"

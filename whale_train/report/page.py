@@ -94,6 +94,7 @@ def _scores(run: Run) -> Iterable[str]:
         yield "<h3>Differences at the end</h3>"
         yield table(["", "points"], rows)
     yield note("Differences are paired by task, with 95 % intervals over the tasks' differences.")
+    yield from _by_set(run)
     early: list[list[Cell]] = [
         [_name(arm), (TEXT, escape(ended.phase)), (LONG, escape(ended.why))]
         for arm in run.arms
@@ -103,6 +104,22 @@ def _scores(run: Run) -> Iterable[str]:
     if early:
         yield "<h3>Phases that ended by themselves</h3>"
         yield table(["arm", (TEXT, "phase"), (TEXT, "why")], early)
+
+
+def _by_set(run: Run) -> Iterable[str]:
+    """The scores of each data set, where the test tasks are of several."""
+    start, ends = run.arms[0].sets(0), [(arm, arm.sets(-1)) for arm in run.arms if len(arm.curve) > 1]
+    if not start:
+        return
+    rows = [
+        [escape(name or "of no named set"), str(found.tasks)]
+        + [interval(e.mean, e.low, e.high) for e in (found, *(end[name] for _, end in ends if name in end))]
+        for name, found in start.items()
+    ]
+    yield "<h3>Scores by data set</h3>"
+    yield table(
+        [(TEXT, f"test set, mean@{run.k} %"), "tasks", "start", *(f"{_name(arm)}, end" for arm, _ in ends)], rows
+    )
 
 
 def _behaviours(run: Run, svg: str | None) -> Iterable[str]:
