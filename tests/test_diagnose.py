@@ -79,7 +79,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     def weight_phase(
         policy: Any, domain: Any, harness: Any, options: Any, steps: int, out: Path, ledger: Ledger, progress: Any,
-        key: str, start: Path | None, over: Callable[[Sequence[float]], str],
+        key: str, start: Path | None, over: Callable[[Sequence[float]], str], skip: int,
     ) -> tuple[Path, list[float]]:  # fmt: skip
         (out / "step").mkdir(parents=True, exist_ok=True)
         policy.name = f"trained hf:{out / 'step'}"
@@ -132,7 +132,7 @@ def test_verdict_follows_from_what_is_measured(
     shown, found = capsys.readouterr().out, result()
     assert found["bound_by"] == bound and said in shown
     assert shown.splitlines()[-1] == "run"
-    assert found["tasks"] == 12 and set(found["start"]) == {"mean@2", "ci95"}
+    assert found["tasks"] == 12 and set(found["start"]) == {"mean@2", "ci95", "sets"}
     for arm in ("weights-only", "harness-only"):
         gain = found["arms"][arm]["gain"]
         assert f"{100 * gain['mean']:+.1f} [{100 * gain['ci95'][0]:+.1f}, {100 * gain['ci95'][1]:+.1f}]" in shown

@@ -13,17 +13,21 @@ from pathlib import Path
 import pytest
 
 from whale_envs.harness.load import load_harness
+from whale_train.ledger import Ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # whole runs, and many that are killed
 
-SIZES = "--cycles 1 --epochs 0.06 --prompts 32 --group 4 --rounds 2 --candidates 2 --tasks 24 --repeats 1 --limit 32"
+#: A bandit's phases are of the kind that gained more: what one measured decides what the next one is.
+SIZES = "--schedule bandit --epochs 0.06 --rounds 2 --budget-rollouts 600 --prompts 32 --group 1 --candidates 2"
+SIZES += " --tasks 24 --repeats 1 --limit 32"
 ARMS = ("whale", "weights-only", "harness-only")
 #: What progress says when each part of a run is under way, by arm.
 MOMENTS = [
+    ("weights-only", "cycle 1 weights"),
     ("whale", "cycle 1 weights"),
     ("whale", "cycle 1 harness"),
-    ("harness-only", "cycle 1 harness"),
-    ("weights-only", "cycle 1 weights"),
+    ("whale", "cycle 2"),
+    ("harness-only", "cycle"),
     ("whale", "testing"),
 ]
 
@@ -35,8 +39,9 @@ def start(out: Path, *args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
 
 
-def kill_when(out: Path, arm: str, phase: str) -> None:
-    """Start the run and kill it with SIGKILL as soon as `arm` says that it is in `phase`, some way in."""
+def kill_when(out: Path, arm: str, phase: str) -> dict[int, str]:
+    """Start the run and kill it with SIGKILL as soon as `arm` says that it is in `phase`, some way in; returns the
+    processes that it had then."""
     process = start(out)
     path = out / "arms" / arm / "progress.json"
     before = path.stat().st_mtime_ns if path.exists() else 0
@@ -47,20 +52,32 @@ def kill_when(out: Path, arm: str, phase: str) -> None:
             if shot["phase"].startswith(phase) and shot["phase_done"] > 0:
                 break
         time.sleep(0.01)
+    children = children_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    return children
 
 
-def workers_of(out: Path) -> list[str]:
-    """Command lines of processes that still write into the run folder."""
-    found = []
-    for fds in Path("/proc").glob("[0-9]*/fd"):
-        try:
-            if any(os.readlink(fd).startswith(str(out)) for fd in fds.iterdir()):
-                found.append((fds.parent / "cmdline").read_text())
-        except OSError:
-            continue  # it ended meanwhile, or is not ours to look at
+def children_of(pid: int) -> dict[int, str]:
+    """The processes below one, with their command lines."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found: dict[int, str] = {}
+    for child in parents.get(pid, []):
+        with contextlib.suppress(OSError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+        found |= children_of(child)
     return found
+
+
+def alive(pid: int, command: str) -> bool:
+    """Whether that process still runs; one that waits to be buried, which has no command line, does not."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") == command != ""
+    except OSError:
+        return False
 
 
 def outcome(out: Path) -> dict[str, object]:
@@ -68,7 +85,11 @@ def outcome(out: Path) -> dict[str, object]:
     result = json.loads((out / "result.json").read_bytes())
     curves = {arm: (out / "arms" / arm / "curve.jsonl").read_text() for arm in ARMS}
     harnesses = {arm: (out / "arms" / arm / "harness.py").read_text() for arm in ARMS}
-    return {k: result[k] for k in ("initial", "final", "arms", "rollouts")} | {"curves": curves, "harnesses": harnesses}
+    states = {arm: (out / "arms" / arm / "state.json").read_text() for arm in ARMS}  # why a phase ended, what it gained
+    ledgers = {arm: Ledger(out / "arms" / arm / "ledger.jsonl").by_kind() for arm in ARMS}
+    spent = {arm: {kind: total.rollouts for kind, total in kinds.items()} for arm, kinds in ledgers.items()}
+    kept = {k: result[k] for k in ("initial", "final", "arms", "rollouts")}
+    return kept | {"curves": curves, "harnesses": harnesses, "states": states, "spent": spent}
 
 
 def kill_after(out: Path, seconds: float) -> bool:
@@ -94,14 +115,20 @@ def finish(out: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return finish(tmp_path_factory.mktemp("calm") / "run")
+    calm = finish(tmp_path_factory.mktemp("calm") / "run")
+    phases = [s["phase"] for s in json.loads(calm["states"]["whale"])]
+    assert phases[1:3] == ["cycle 1 weights", "cycle 1 harness"] and phases[3].startswith("cycle 2")
+    return calm
 
 
 def test_a_run_killed_in_each_of_its_phases_ends_with_the_numbers_of_one_left_alone(tmp_path, undisturbed):
     for arm, phase in MOMENTS:
-        kill_when(tmp_path / "run", arm, phase)
-        time.sleep(0.2)
-        assert workers_of(tmp_path / "run") == [], "a worker outlived the run"
+        children = kill_when(tmp_path / "run", arm, phase)
+        assert len(children) >= 2, f"{arm} {phase}: workers and jails were at work"
+        deadline = time.monotonic() + 10
+        while left := [command for pid, command in children.items() if alive(pid, command)]:
+            assert time.monotonic() < deadline, f"outlived the run: {left}"
+            time.sleep(0.05)
     assert finish(tmp_path / "run") == undisturbed
 
 

@@ -36,6 +36,7 @@ def run(
     start: Path | None = None,
     policy: TransformersPolicy | None = None,
     harness: Harness = tiny_agent.TWO_TURNS,
+    skip: int = 0,
     **changes: Any,
 ) -> tuple[TransformersPolicy, Path]:
     """Run (or go on with) the phase in `folder` with a fresh random model; the ledger lies beside it."""
@@ -43,7 +44,7 @@ def run(
     options = replace(OPTIONS, **changes)
     ledger = Ledger(folder.parent / "ledger.jsonl")
     last, _ = weight_phase(
-        policy, tiny_agent.Echo(20), harness, options, steps, folder, ledger, Silent(), "weights", start
+        policy, tiny_agent.Echo(20), harness, options, steps, folder, ledger, Silent(), "weights", start, skip=skip
     )
     return policy, last
 
@@ -153,6 +154,18 @@ def test_tasks_are_dealt_without_repeats_within_an_epoch(tmp_path: Path) -> None
     assert [len(tasks) for tasks in dealt] == [8, 8, 8]
     assert not dealt[0] & dealt[1]
     assert [r["epoch"] for r in read_records(folder)] == [0.5, 1.0, 1.5]
+
+
+def test_what_was_dealt_to_steps_that_were_given_up_is_not_dealt_again(tmp_path: Path) -> None:
+    def dealt(name: str, step: int, **how: Any) -> list[tuple[str, int]]:
+        run(tmp_path / name / "w", harness=tiny_agent.ONE_TURN, **how)
+        path = tmp_path / name / "w" / "episodes" / f"step-{step:04d}.jsonl"
+        return [(e.task_id, e.seed) for e in read_episodes(path)]
+
+    assert dealt("after one", 1, steps=1, skip=1) == dealt("as second", 2, steps=2)
+    start = checkpoint.latest(tmp_path / "as second" / "w")
+    again = dealt("goes on", 3, steps=1, start=start, skip=2)
+    assert again == dealt("undisturbed", 5, steps=5), "the steps before the start count, too"
 
 
 def test_records_and_ledger_agree_with_the_episodes(undisturbed: tuple[str, Path]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whale_envs import load_domain
+from whale_envs.errors import UserError
 from whale_train.config import RunConfig, TrainConfig
 from whale_train.schedules import START, Costs, Past, Patience, Phase, Plan, collapsed, gain_of_weights
 from whale_train.whale import plan_of
@@ -48,6 +49,22 @@ def test_the_arms_of_a_run_plan_the_same_rollouts_to_within_a_unit(shape):
     # under one set of weights a baseline is scored once; a stage has a unit at least
     most = shape["cycles"] * (shape["costs"].baseline + shape["costs"].rescore)
     assert abs(planned["stagewise"] - planned["fixed"]) <= step + round + most
+
+
+@given(shapes)
+def test_without_the_final_search_fixed_ends_with_its_last_weights_and_all_arms_get_the_less(shape):
+    whole = list(Plan("fixed", **shape).played())
+    plan = Plan("fixed", **shape, final_search=False)
+    assert list(plan.played()) == whole[:-1] and whole[-1][0].kind == "harness"
+    assert plan.budget == plan.rollouts() == sum(spent for _, spent in whole[:-1])
+    for name in CLOSED:
+        assert Plan(name, **shape, final_search=False).budget == plan.budget
+
+
+@pytest.mark.parametrize("schedule", ["stagewise", "weights-only", "harness-only"])
+def test_what_has_no_last_cycle_cannot_leave_its_search_out(schedule):
+    with pytest.raises(UserError, match=f"--no-final-search: {schedule} has no last cycle"):
+        RunConfig(schedule=schedule, final_search=False)
 
 
 @given(shapes)
@@ -105,7 +122,7 @@ def test_a_search_that_spends_nothing_ends_an_arm_with_a_limit(shape):
 @given(shapes, st.sampled_from([*CLOSED, "adaptive"]), st.integers(0, 100_000))
 def test_no_arm_plans_more_than_its_cap_and_each_does_something(shape, name, more):
     plan = Plan(name, **shape, limit=Plan(name, **shape).least + more)
-    assert plan.rollouts() <= plan.limit or shape["costs"].rescore
+    assert sum(spent for _, spent in plan.played()) <= plan.limit
     assert next(plan.rest(lambda: [START]))
 
 

@@ -36,7 +36,8 @@ class RunConfig(WeightPhases, SearchPhases):
     """The most rollouts that each arm may spend; by default what the cycles of the fixed schedule plan. With it, fixed
     goes on for as many cycles as there is room for."""
     final_search: bool = True
-    """A search follows the last training: rollouts are kept back for it where the budget decides which that is."""
+    """A search follows the last training: rollouts are kept back for it where the budget decides which that is. Without
+    it, fixed ends with its last training, and its budget is less by that search."""
     baselines: bool = True
     """Weights alone and harness alone run beside it, on the same budget."""
     rescore: int = 0
@@ -48,6 +49,11 @@ class RunConfig(WeightPhases, SearchPhases):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._positive("cycles", "budget_rollouts")
+        if not self.final_search and self.schedule in ("stagewise", "weights-only", "harness-only"):
+            raise UserError(
+                f"--no-final-search: {self.schedule} has no last cycle to end before its search; give it with "
+                "--schedule fixed, adaptive or bandit"
+            )
         if not 0 <= self.rescore <= MOST:
             raise UserError(f"--rescore {self.rescore}: expected 0 to {MOST:,}")
 

@@ -109,7 +109,8 @@ class Plan:
         costs: what a step and a round cost.
         limit: the rollouts that the arm may spend; None: what the cycles of the fixed schedule plan.
         window: RSFT steps in 0.2 epochs.
-        final_search: whether a search follows the last weight phase.
+        final_search: whether a search follows the last weight phase: without it the last cycle ends there, or where
+            the budget decides which is the last, none of it is kept back for a search.
     """
 
     schedule: Schedule
@@ -124,7 +125,12 @@ class Plan:
     @property
     def budget(self) -> int:
         """The rollouts that the arm may spend."""
-        return self.limit or self.cycles * self._cycle + (self.cycles - 1) * self.costs.rescore
+        if self.limit:
+            return self.limit
+        whole = self.cycles * self._cycle + (self.cycles - 1) * self.costs.rescore
+        if self.final_search:
+            return whole
+        return whole - self._cycle + self.steps * self.costs.step - (self.cycles > 1) * self.costs.rescore
 
     @property
     def _cycle(self) -> int:
@@ -160,8 +166,8 @@ class Plan:
         return self._searches(1, _shares(self._rounds_for(0), self.cycles))
 
     def _alternating(self, weights: Phase, harness: Phase) -> Iterator[Phase]:
-        cycles = itertools.count(1) if self.open_ended else range(1, self.cycles + 1)
-        return (replace(phase, cycle=c) for c in cycles for phase in (weights, harness))
+        phases = (replace(phase, cycle=c) for c in itertools.count(1) for phase in (weights, harness))
+        return phases if self.open_ended else itertools.islice(phases, 2 * self.cycles - (not self.final_search))
 
     def _searches(self, cycle: int, rounds: list[int]) -> Iterator[Phase]:
         """Searches of so many rounds, from a cycle on. Candidates that are refused cost less than was planned, so under
