@@ -22,6 +22,8 @@ from whale_envs.errors import UserError
 from whale_train.matrix import matrix
 
 HERE = Path(__file__).parent
+#: Episodes of each test task in a cell, of which there are some thirty: their intervals are over tasks.
+CELL_REPEATS = 2
 
 
 def main(
@@ -41,7 +43,7 @@ def main(
         folder = arm_config(domain, WHALE, 0, work, budget).out
         if not folder.is_dir():
             raise UserError(f"{folder} is not there: run.py --domains {domain} --arms {WHALE} --seeds 0 makes it")
-        matrix(folder)
+        matrix(folder, CELL_REPEATS)
         found[domain] = read_json(folder / "matrix.json", dict[str, Any])
         (out / "figures").mkdir(exist_ok=True)
         shutil.copyfile(folder / "matrix.png", out / "figures" / f"matrix-{domain}.png")
