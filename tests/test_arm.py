@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from whale_envs import Harness
+from whale_envs.errors import UserError
 from whale_train import whale
 from whale_train.config import RunConfig
 from whale_train.ledger import Spent
@@ -80,7 +81,7 @@ def test_weights_whose_reward_collapses_are_given_up_and_the_search_goes_on_with
     run_arm(config, "whale", tmp_path, heard)
     start, first, _, second, after, third, _ = snapshots(tmp_path)
     assert (second.model, second.weights) == (first.model, "checkpoint"), "loaded again from where they were"
-    assert second.why == "the reward has collapsed from 0.400 to 0.000; back to the weights that it began with"
+    assert second.why == "the reward has collapsed from 0.400 to 0.200; back to the weights that it began with"
     assert heard.lines == [f"cycle 2 weights ends: {second.why}"]
     assert after.model == first.model and after.phase == "cycle 2 harness"
     assert third.weights == "from 01, 6 skipped", "other tasks, and trained on from the weights that were kept"
@@ -113,3 +114,24 @@ def test_one_proposer_serves_all_searches_of_an_arm(
     monkeypatch.setattr(whale, "search", search)
     run_arm(RunConfig(), "whale", tmp_path, Silent())
     assert len(asked) == 2 and asked[0] is asked[1]
+
+
+def test_an_arm_whose_ledger_has_lost_lines_is_not_taken_up(rewards: list[list[float]], tmp_path: Path) -> None:
+    rewards += [[0.4] * 3] * 2
+    config = RunConfig(steps=3, cycles=2)
+    run_arm(config, "whale", tmp_path, Silent())
+    assert [s.signal for s in snapshots(tmp_path) if s.kind == "weights"] == [[0.4] * 3] * 2
+    lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(
+        UserError, match="2,560 rollouts, but by the end of cycle 2 harness 3,072 were spent: put it back"
+    ):
+        run_arm(config, "whale", tmp_path, Silent())
+
+
+def test_the_default_weight_phase_is_looked_at_for_a_collapse(rewards: list[list[float]], tmp_path: Path) -> None:
+    rewards += [[0.6, 0.5, 0.1], [0.6] * 3]
+    run_arm(RunConfig(), "whale", tmp_path, Silent())
+    _, first, _, second, _ = snapshots(tmp_path)
+    assert first.model is None and first.why.startswith("the reward has collapsed from 0.600 to 0.100")
+    assert second.weights == "from the start, 3 skipped"

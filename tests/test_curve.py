@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -12,12 +13,14 @@ import pytest
 from inline_pool import inline_pool
 
 from whale_envs import Harness, load_domain
+from whale_envs.errors import UserError
 from whale_train import cli, run, whale
 from whale_train.config import RunConfig, SearchConfig
 from whale_train.ledger import Ledger, Spent
 from whale_train.policies import load
 from whale_train.policies.base import Request
 from whale_train.policies.scripted import ScriptedPolicy
+from whale_train.report.data import read_report
 from whale_train.rsft import phase as rsft
 from whale_train.whale import Snapshot, cycle_ends, measured
 
@@ -41,7 +44,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def weight_phase(
         policy: Any, domain: Any, harness: Any, options: Any, steps: int, out: Path, ledger: Ledger, progress: Any,
-        key: str, start: Path | None, over: Callable[[Sequence[float]], str],
+        key: str, start: Path | None, over: Callable[[Sequence[float]], str], skip: int,
     ) -> tuple[Path, list[float]]:  # fmt: skip
         (out / "step").mkdir(parents=True, exist_ok=True)
         policy.name = out.name
@@ -104,6 +107,23 @@ def test_no_test_task_is_seen_before_an_arm_has_made_its_choices(
     play(monkeypatch, "--curve", "--no-baselines")
     assert history.count("weights") == history.count("search") == 2
     assert "test" not in history[: max(i for i, what in enumerate(history) if what != "test")]
+
+
+def test_a_run_that_goes_on_can_be_reported_as_far_as_it_is_tested(
+    history: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def test(*args: Any) -> Any:
+        with contextlib.suppress(UserError):  # nothing is tested yet
+            seen.append(sum(len(arm.curve) for arm in read_report(Path("run")).arms))
+        return play_test(*args)
+
+    play_test = run.play_test
+    monkeypatch.setattr(run, "play_test", test)
+    play(monkeypatch)
+    assert seen == sorted(seen) and set(seen) >= {1, 2, 3}, "a point after the other"
+    assert read_report(Path("run")).result
 
 
 def test_a_test_is_paid_for_once_in_an_arm_however_many_phases_share_it(

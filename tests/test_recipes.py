@@ -86,6 +86,18 @@ def test_what_is_typed_goes_before_a_recipe_and_the_order_does_not_matter() -> N
     assert (typed.dataset, typed.harness) == (None, "h0")
 
 
+def test_epochs_that_are_typed_take_the_place_of_a_recipes_steps(tmp_path: Path) -> None:
+    Path("r.toml").write_text("[run]\nsteps = 5\n")
+    for argv, steps in ((["--epochs", "1"], None), (["--epochs=1"], None), ([], 5), (["--steps", "7"], 7)):
+        config = parse(["run", "--recipe", "r.toml", *argv])
+        assert isinstance(config, RunConfig) and config.steps == steps
+
+
+def test_a_plan_of_ten_thousand_cycles_takes_no_minute() -> None:
+    (arm,) = costing(PlanConfig(schedule="bandit", steps=1, rounds=1, baselines=False, cycles=10_000)).arms
+    assert len(arm.phases) > 13_000
+
+
 def test_a_recipe_of_ones_own_may_bring_its_harness_and_turn_flags_both_ways(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "h.py").write_text(load_harness("h0", "chess").source)
@@ -117,6 +129,16 @@ def test_a_recipe_is_no_part_of_what_decides_the_result() -> None:
         ("plan option.toml", "unknown option of option.toml 'epoch'"),
         ("plan value.toml", "recipe value.toml: --epochs 0: expected more than 0"),
         ("plan list.toml", "policy of list.toml is ['tiny']"),
+        ("plan deep.toml", "deep.toml is no TOML"),
+        ("plan digits.toml", "digits.toml is no TOML"),
+        ("plan zero.toml", "cannot read harness a"),
+        ("plan false.toml", "rescore of false.toml is False: expected a text or a number"),
+        ("plan flag.toml", "racing of flag.toml is 1: expected true or false"),
+        ("plan twice.toml", "twice.toml gives micro-batch twice"),
+        ("plan tables.toml", "unknown option of [plan] in tables.toml 'cycles'"),
+        ("run --recipe tables.toml", "unknown option of [plan] in tables.toml 'cycles'"),
+        ("plan --harness nowhere.py", "cannot read harness nowhere.py"),
+        ("plan --cycles 1 --no-final-search", "--no-final-search --cycles 1 leaves no search"),
         ("run --recipe math-qwen3.5-2b", "`whale data prepare math --source hub --out data/math` makes it"),
         ("plan --policy hf:Qwen/Qwen3.5-2B", "give --parameters"),
         ("plan --proposer anthropic:claude-1", "unknown model of the anthropic proposer"),
@@ -132,6 +154,13 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], argv: str, expected: str) 
     Path("option.toml").write_text("[run]\nepoch = 1\n")
     Path("value.toml").write_text("[run]\nepochs = 0\n")
     Path("list.toml").write_text("[run]\npolicy = ['tiny']\n")
+    Path("deep.toml").write_text(f"[run]\nlr = {'[' * 5000}\n")
+    Path("digits.toml").write_text(f"[run]\ncycles = {'9' * 5000}\n")
+    Path("zero.toml").write_text('[run]\nharness = "a\\u0000.py"\n')
+    Path("false.toml").write_text("[run]\nrescore = false\n")
+    Path("flag.toml").write_text("[run]\nracing = 1\n")
+    Path("twice.toml").write_text("[run]\nmicro_batch = 4\nmicro-batch = 2\n")
+    Path("tables.toml").write_text("[plan]\ncycles = 50\n")
     assert expected in one_line(capsys, *argv.split())
 
 

@@ -52,7 +52,7 @@ def look(browser: Browser, page: Path, figures: int, tables: int) -> None:
 def test_a_report_is_all_there_and_fetches_nothing(runs: list[Path], tmp_path: Path) -> None:
     page = write_report(runs[0], tmp_path / "out")
     with Browser(page, tmp_path / "profile") as browser:
-        look(browser, page, figures=2, tables=9)
+        look(browser, page, figures=2, tables=11)
         assert browser.evaluate("document.querySelectorAll('.pair').length") == 10
         seen = "[...document.querySelectorAll('pre.diff, .talk')].map(e => e.checkVisibility() && e.clientHeight > 20)"
         assert set(browser.evaluate(seen)) == {True, False}, "some are folded"

@@ -258,7 +258,9 @@ def test_a_reward_that_only_varies_hardly_ever_counts_as_collapsed(rate, window,
 
 def test_a_reward_that_falls_to_nothing_has_collapsed():
     assert collapsed([0.4] * 3 + [0.0] * 3, 3, 64) == "the reward has collapsed from 0.400 to 0.000"
-    assert not collapsed([0.4] * 3 + [0.0] * 2, 3, 64)
+    assert collapsed([0.4, 0.4, 0.0, 0.0], 3, 64), "a phase of fewer steps than two windows is looked at in halves"
+    assert collapsed([0.4, 0.3, 0.0], 3, 64), "as the default's three steps are"
+    assert not collapsed([0.4] * 3 + [0.3] * 2, 3, 64) and not collapsed([0.4], 3, 64)
     assert not collapsed([0.0] * 6, 3, 64)
 
 

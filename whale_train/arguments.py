@@ -9,13 +9,13 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from whale_envs.errors import UserError
+from whale_envs.errors import UserError, unknown
 from whale_train.audit_command import AuditConfig, audit_harness
 from whale_train.config import DiagnoseConfig, EvalConfig, RunConfig, SearchConfig, TrainConfig
 from whale_train.options import check_seed
@@ -144,7 +144,13 @@ def parse(argv: Sequence[str]) -> Command:
     if not isinstance(command, RunConfig) or command.recipe is None:
         return command
     recipe, kind = read_recipe(command.recipe), type(command)
-    options = {**recipe.run, **recipe.plan} if kind is PlanConfig else recipe.run
+    assumed = {f.name for f in fields(PlanConfig)} - {f.name for f in fields(RunConfig)}
+    for option in recipe.plan:
+        if option.replace("-", "_") not in assumed:
+            raise unknown(f"option of [plan] in {recipe.path}", option, (name.replace("_", "-") for name in assumed))
+    options = {**recipe.run, **recipe.plan} if kind is PlanConfig else dict(recipe.run)
+    if any(word.split("=")[0] == "--epochs" for word in argv):
+        options.pop("steps", None)  # they would go before what is typed
     try:
         base = _parsed(kind, as_arguments(recipe, options, kind), "whale")
     except UserError as error:

@@ -54,6 +54,10 @@ class RunConfig(WeightPhases, SearchPhases):
                 f"--no-final-search: {self.schedule} has no last cycle to end before its search; give it with "
                 "--schedule fixed, adaptive or bandit"
             )
+        if not self.final_search and self.cycles == 1 and self.budget_rollouts is None:
+            raise UserError(
+                "--no-final-search --cycles 1 leaves no search: give more cycles, or --schedule weights-only"
+            )
         if not 0 <= self.rescore <= MOST:
             raise UserError(f"--rescore {self.rescore}: expected 0 to {MOST:,}")
 

@@ -214,9 +214,11 @@ class Costing:
 
 
 def costing(config: PlanConfig) -> Costing:
-    """What a run with these options would cost. Raises `UserError` for options that contradict each other."""
+    """What a run with these options would cost. Raises `UserError` for options that contradict each other, and for a
+    harness that is not there."""
     from whale_train.whale import plan_of
 
+    config.start()
     data = _data(config)
     config.check_prompts(data.splits.weight)
     check_budget(config, data)

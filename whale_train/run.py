@@ -8,6 +8,7 @@ runs/<name>/run.json, result.json, report.html, report.png
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from whale_envs.errors import UserError
 from whale_envs.processors import processors
 from whale_train.config import SearchConfig
 from whale_train.console import Display, FileProgress
-from whale_train.evaluate import Evaluation, evaluate, read_evaluation
+from whale_train.evaluate import Evaluation, evaluate, load_evaluation
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
 from whale_train.meta_harness.evaluate import score_shadow
@@ -74,12 +75,12 @@ def with_own_start(config: E) -> E:
 
 def _run(config: Experiment, folder: RunFolder, workers: Pool) -> None:
     shadow = _run_arms(config, folder.path, workers)
-    finals = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
-    start, end = finals[config.arms[0]]
+    tests = {arm: _write_curve(config, folder.path, arm) for arm in config.arms}
+    start, end = tests[config.arms[0]][0], tests[config.arms[0]][-1]
     result: dict[str, Any] = {
         "initial": start.summary(),
         "final": end.summary(),
-        "arms": {arm: last.summary() for arm, (_, last) in finals.items()},
+        "arms": {arm: found[-1].summary() for arm, found in tests.items()},
         "rollouts": _ledger(folder.path, config.arms[0]).rollouts(),
         "seconds": folder.seconds(),
     }
@@ -116,12 +117,13 @@ def _run_arms(config: Experiment, folder: Path, workers: Pool) -> tuple[Evaluati
 
 
 def _ask_tests(config: Experiment, arm: str, workers: Pool, asked: set[str]) -> None:
-    """Queue the tests of an arm that has ended; its choices are made, so the seal may be broken."""
+    """Queue the tests of an arm that has ended; its choices are made, so the seal may be broken. Its curve grows with
+    them, so that a report can be written meanwhile."""
     for snapshot in measured(config, snapshots(arm_folder(config.folder, arm))):
         name = test_name(snapshot)
         if name not in asked:
             asked.add(name)
-            workers.submit(_test, config, arm, snapshot)
+            workers.submit(_test, config, arm, snapshot, then=lambda _: _write_curve(config, config.folder, arm))
 
 
 def test_name(snapshot: Snapshot) -> str:
@@ -194,21 +196,23 @@ def _shadow(config: SearchConfig) -> tuple[Evaluation, Evaluation]:
     return score(config.start()), score(harness_of(config, folder, last))
 
 
-def _write_curve(config: Experiment, folder: Path, arm: str) -> tuple[Evaluation, Evaluation]:
-    """Write `curve.jsonl` of an arm and the cost of its tests; returns its first and last evaluation."""
+def _write_curve(config: Experiment, folder: Path, arm: str) -> list[Evaluation]:
+    """Write `curve.jsonl` of an arm that has ended, as far as it is tested, and the cost of its tests; returns those,
+    the start's first."""
     path = arm_folder(folder, arm)
     done = measured(config, snapshots(path))
-    found = [read_evaluation(folder / "test" / test_name(s)) for s in done]
+    tests = (load_evaluation(folder / "test" / test_name(s)) for s in done)
+    found = [test for test in itertools.takewhile(lambda test: test is not None, tests) if test]
     lines = [
         msgspec.json.encode(msgspec.structs.asdict(s) | t.summary() | {"test": test_name(s)})
-        for s, t in zip(done, found, strict=True)
+        for s, t in zip(done, found, strict=False)
     ]
     write_atomic(path / "curve.jsonl", b"".join(line + b"\n" for line in lines))
     write_atomic(path / "harness.py", harness_of(config, path, done[-1]).source.encode())
     ledger = _ledger(folder, arm)
-    for snapshot, test in zip(done, found, strict=True):
+    for snapshot, test in zip(done, found, strict=False):
         ledger.add(test.spent(f"test {test_name(snapshot)}"))
-    return found[0], found[-1]
+    return found
 
 
 def arm_folder(folder: Path, arm: str) -> Path:

@@ -103,10 +103,11 @@ class RunFolder:
         return (self.path / "result.json").exists()
 
     def seconds(self) -> float:
-        """What the run has taken: this process, and what the last result says of those before it."""
+        """What the run took: the process that ended it, of several where it was killed. The same command again, which
+        finds all of it done, changes nothing of that."""
         path = self.path / "result.json"
-        before = read_json(path, dict[str, Any]).get("seconds", 0.0) if path.exists() else 0.0
-        return round(float(before) + time.monotonic() - self._began, 1)
+        before = read_json(path, dict[str, Any]).get("seconds") if path.exists() else None
+        return float(before) if before is not None else round(time.monotonic() - self._began, 1)
 
     def write_result(self, **fields: Any) -> dict[str, Any]:
         """Write `result.json`: `fields`, then the command, versions, hashes, seed and tier. Returns it."""

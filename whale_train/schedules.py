@@ -204,21 +204,22 @@ class Plan:
     def _opening(self, past: Sequence[Past]) -> int:
         """What a search that follows these phases plays before its first round. Under weights that were searched under
         before, all of it is on file."""
-        kinds = [done.kind for done in past]
-        if "harness" not in kinds:
-            return self.costs.baseline
-        last = len(kinds) - 1 - kinds[::-1].index("harness")
-        return self.costs.baseline + self.costs.rescore if "weights" in kinds[last:] else 0
+        trained = False
+        for phase in reversed(past):
+            if phase.kind == "harness":
+                return self.costs.baseline + self.costs.rescore if trained else 0
+            trained = trained or phase.kind == "weights"
+        return self.costs.baseline
 
     def rest(self, done: Callable[[], Sequence[Past]]) -> Iterator[Phase]:
         """The phases that are not done, each as far as it fits; `done` gives those that are, the start first."""
         if self.schedule == "bandit":
             yield from self._bandit(done)
             return
-        missed = 0
+        missed, before = 0, {(past.cycle, past.kind) for past in done()}
         for phase in self.phases():
             past = done()
-            if (phase.cycle, phase.kind) in ((done.cycle, done.kind) for done in past):
+            if (phase.cycle, phase.kind) in before:
                 missed = 0
                 continue
             if self.open_ended and len(past) > 2 and past[-1].spent == past[-3].spent:
@@ -273,15 +274,16 @@ class Plan:
 
 def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:
     """Whether the reward of a phase's last `window` steps lies below that of its first by more than noise, in words; ""
-    if not.
+    if not. Of fewer steps than two windows, the halves are held against each other.
 
     The noise is that of the tasks: `tasks` of them a step, each one draw, as if all of its episodes agreed.
     """
-    if len(rewards) < 2 * window:
+    size = min(window, len(rewards) // 2)
+    if not size:
         return ""
-    first, last = statistics.fmean(rewards[:window]), statistics.fmean(rewards[-window:])
+    first, last = statistics.fmean(rewards[:size]), statistics.fmean(rewards[-size:])
     share = first if first < 1 else (first + last) / 2  # of a window without a miss, which would have no noise at all
-    noise = math.sqrt(2 * share * (1 - share) / (tasks * window))
+    noise = math.sqrt(2 * share * (1 - share) / (tasks * size))
     if first - last <= COLLAPSE * noise:
         return ""
     return f"the reward has collapsed from {first:.3f} to {last:.3f}"
@@ -310,7 +312,7 @@ def gain_of_harness(before: float, after: float, optimism: float) -> float:
 def _worth(past: Sequence[Past], kind: str) -> tuple[float, int]:
     """What a kind of phase is worth: its gain a rollout when it last ran, first of all what has not been tried; of two
     that gain nothing the one that ran longer ago."""
-    at = max((at for at, phase in enumerate(past) if phase.kind == kind), default=None)
+    at = next((at for at in reversed(range(len(past))) if past[at].kind == kind), None)
     if at is None:
         return math.inf, kind == "weights"
     spent = past[at].spent - past[at - 1].spent

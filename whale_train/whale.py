@@ -13,12 +13,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from whale_envs import Domain, Harness, Splits
 from whale_envs.episode import read_json, write_atomic
+from whale_envs.errors import UserError
 from whale_train.config import DiagnoseConfig, RunConfig, SearchConfig, TrainConfig
 from whale_train.ledger import Ledger
 from whale_train.meta_harness.archive import Archive
@@ -39,7 +40,8 @@ Experiment = RunConfig | TrainConfig | SearchConfig | DiagnoseConfig
 class Snapshot(msgspec.Struct, frozen=True):
     """Where an arm stands after a phase. `model` is its weights' folder within the arm's, None for the weights that
     the run started from; `harness` and `weights` are hashes, `rollouts` what was spent so far. `why` says what ended
-    the phase before its planned end, if anything did; `gain` is what it gained by its training signal."""
+    the phase before its planned end, if anything did; `signal` is its training signal, the reward of each step or
+    the accepted harness's mean after each round, and `gain` what it gained by it."""
 
     phase: str
     cycle: int
@@ -50,6 +52,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     model: str | None = None
     why: str = ""
     gain: float = 0.0
+    signal: list[float] = []
+
+
+class Seen(NamedTuple):
+    """What a phase saw: its training signal, what it gained by that, and why it ended early."""
+
+    signal: list[float]
+    gain: float
+    why: str
 
 
 class Data(Protocol):
@@ -136,6 +147,11 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
     done, plan = snapshots(folder), plan_of(config, arm, domain)
+    if done and ledger.rollouts() < done[-1].rollouts:
+        raise UserError(
+            f"{ledger.path} has {ledger.rollouts():,} rollouts, but by the end of {done[-1].phase} "
+            f"{done[-1].rollouts:,} were spent: put it back, or run again in another folder"
+        )
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else config.start()
     if not done:
@@ -145,15 +161,16 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
     for phase in plan.rest(lambda: [Past(s.cycle, s.kind, s.rollouts, s.gain) for s in done]):
         model = done[-1].model
         if phase.kind == "weights":
-            model, why, gain = work.weights(policy, harness, phase, len(done), model, given_up(done))
+            model, seen = work.weights(policy, harness, phase, len(done), model, given_up(done))
             if model == done[-1].model:  # the trained ones are given up
                 policy = load_policy(model_of(config, folder, done[-1]), domain.name)
         else:
-            harness, why, gain = work.search(policy, harness, phase)
-        if why:
-            progress.say(f"{phase.name} ends: {why}")
-        spent, weights = ledger.rollouts(), policy.weights_hash
-        done.append(Snapshot(phase.name, phase.cycle, phase.kind, spent, harness.hash, weights, model, why, gain))
+            harness, seen = work.search(policy, harness, phase)
+        if seen.why:
+            progress.say(f"{phase.name} ends: {seen.why}")
+        spent, hashes = ledger.rollouts(), (harness.hash, policy.weights_hash)
+        ended = Snapshot(phase.name, phase.cycle, phase.kind, spent, *hashes, model, seen.why, seen.gain, seen.signal)
+        done.append(ended)
         _save(folder, done)
 
 
@@ -171,8 +188,8 @@ class _Work:
 
     def weights(
         self, policy: Policy, harness: Harness, phase: Phase, number: int, model: str | None, given_up: set[str]
-    ) -> tuple[str | None, str, float]:
-        """A weight phase, which trains `policy` in place: (the folder of its weights, why it ended early, its gain).
+    ) -> tuple[str | None, Seen]:
+        """A weight phase, which trains `policy` in place: (the folder of its weights, what it saw).
 
         Weights whose reward has collapsed are given up for those of `model`; the tasks of the phases in `given_up`
         are not dealt again.
@@ -193,8 +210,8 @@ class _Work:
         )  # fmt: skip
         gain = gain_of_weights(rewards, self.plan.window)
         if why := collapse(rewards):
-            return model, f"{why}; back to the weights that it began with", gain
-        return str(last.relative_to(self.folder)), phase.over(rewards), gain
+            return model, Seen(rewards, gain, f"{why}; back to the weights that it began with")
+        return str(last.relative_to(self.folder)), Seen(rewards, gain, phase.over(rewards))
 
     @functools.cached_property
     def proposer(self) -> Proposer:
@@ -202,8 +219,8 @@ class _Work:
         assert isinstance(self.config, SearchOptions)
         return load_proposer(self.config.proposer, self.domain, self.config.limits)
 
-    def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, str, float]:
-        """A harness phase: (the accepted harness, why it ended early, its gain)."""
+    def search(self, policy: Policy, harness: Harness, phase: Phase) -> tuple[Harness, Seen]:
+        """A harness phase: (the accepted harness, what it saw)."""
         config = self.config
         assert isinstance(config, SearchOptions)
         # the run's seed in each phase: what was scored under the same weights before is not played again
@@ -218,7 +235,8 @@ class _Work:
             assert self.archive.phase is not None  # this one
             before = self.archive[harness.hash].scores[str(self.archive.phase.score_key)].mean
             gain = gain_of_harness(before, rounds[-1].accepted_mean, rounds[-1].optimism)
-        return found, phase.over([r.accepted_mean for r in rounds]), gain
+        means = [r.accepted_mean for r in rounds]
+        return found, Seen(means, gain, phase.over(means))
 
 
 def _save(folder: Path, done: list[Snapshot]) -> None:

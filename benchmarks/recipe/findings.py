@@ -84,8 +84,11 @@ def crossed(values: Scores) -> Interval:
 
 
 def of_arm(table: Table, arm: str) -> Interval | None:
-    """An arm's mean over its seeds; None when it has not been run."""
-    return crossed(np.array([table[arm][seed] for seed in sorted(table[arm])])) if table.get(arm) else None
+    """An arm's mean over its seeds, its interval cut to what a mean can be; None when it has not been run."""
+    if not table.get(arm):
+        return None
+    found = crossed(np.array([table[arm][seed] for seed in sorted(table[arm])]))
+    return found if math.isinf(found.low) else Interval(found.mean, max(0.0, found.low), min(1.0, found.high))
 
 
 def difference(table: Table, arm: str, other: str) -> Interval | None:
@@ -147,6 +150,7 @@ FINDINGS: list[Finding] = [
     ("(0.6, 6) is above stagewise", _minus(WHALE, "stagewise"), above),
     ("short phases of weights are better: (0.2, 6) is above (1.0, 10)", _minus("fixed-0.2-6", "fixed-1.0-10"), above),
     ("search needs rounds: (0.2, 6) is above (0.2, 2)", _minus("fixed-0.2-6", "fixed-0.2-2"), above),
+    ("bound by its harness: harness only is above weights only", _minus("harness-only", "weights-only"), above),
     ("adaptive is above weights only", _minus("adaptive", "weights-only"), above),
     ("adaptive is above harness only", _minus("adaptive", "harness-only"), above),
     ("adaptive is above FST", _minus("adaptive", "fst"), above),

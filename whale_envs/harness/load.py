@@ -161,9 +161,12 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
         raise unknown(f"harness of {domain}", str(spec), [*seed_names(domain), "FILE.py"])
     try:
         return Harness(path.read_text(encoding="utf-8"), path.stem, trusted)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # the latter for bytes that are no text, and for a zero byte in the path
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise UserError(f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`") from None
+        why = str(error) if "null byte" in str(error) else why
+        raise UserError(
+            f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`"
+        ) from None
 
 
 def _attribute(spec: str) -> Any:

@@ -47,7 +47,7 @@ def read_recipe(given: str) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(f"cannot read recipe {path}: {why}; {', '.join(recipe_names())} ship") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter of brackets in brackets
         raise UserError(f"recipe {path} is no TOML ({error}): mend it") from None
     for name, table in tables.items():
         if name not in ("run", "plan") or not isinstance(table, dict):
@@ -61,11 +61,17 @@ def as_arguments(recipe: Recipe, options: Mapping[str, object], config: type) ->
     A harness may be a file beside the recipe. Raises `UserError` for an option that there is not.
     """
     defaults = {f.name: f.default for f in fields(config) if f.name not in _TYPED}
-    typed = []
+    typed, seen = [], set[str]()
     for option, value in options.items():
         name, flag = option.replace("-", "_"), option.replace("_", "-")
         if defaults.get(name, MISSING) is MISSING:
             raise unknown(f"option of {recipe.path}", option, (known.replace("_", "-") for known in defaults))
+        if name in seen:
+            raise UserError(f"{recipe.path} gives {flag} twice: keep one of them")
+        seen.add(name)
+        if isinstance(value, bool) != isinstance(defaults[name], bool):
+            expected = "true or false" if isinstance(defaults[name], bool) else "a text or a number"
+            raise UserError(f"{option} of {recipe.path} is {value!r}: expected {expected}")
         if isinstance(value, bool):
             if value != defaults[name]:
                 typed.append(f"--{flag}" if value else f"--no-{flag}")

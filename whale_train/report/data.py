@@ -48,12 +48,15 @@ class Point(msgspec.Struct, frozen=True):
 
 class Ended(msgspec.Struct, frozen=True):
     """A phase that has ended, as `state.json` has it (`whale_train.whale.Snapshot`): its name and kind, all rollouts so
-    far, and what ended it early, if anything did. The first is the start."""
+    far, what ended it early, if anything did, its training signal, and what it gained by that. The first is the
+    start."""
 
     phase: str
     kind: str
     rollouts: int
     why: str = ""
+    signal: list[float] = []
+    gain: float = 0.0
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -95,15 +95,28 @@ def _scores(run: Run) -> Iterable[str]:
         yield table(["", "points"], rows)
     yield note("Differences are paired by task, with 95 % intervals over the tasks' differences.")
     yield from _by_set(run)
-    early: list[list[Cell]] = [
-        [_name(arm), (TEXT, escape(ended.phase)), (LONG, escape(ended.why))]
+    yield from _phases(run)
+
+
+def _phases(run: Run) -> Iterable[str]:
+    """What each phase saw of its training signal, and what ended it."""
+    rows: list[list[Cell]] = [
+        [
+            *(_name(arm), (TEXT, escape(ended.phase))),
+            (LONG, " ".join(f"{value:.3f}" for value in ended.signal) or "–"),
+            f"{100 * ended.gain:+.1f}",
+            (LONG, escape(ended.why or "its planned end, or the budget's")),
+        ]
         for arm in run.arms
-        for ended in arm.phases
-        if ended.why
+        for ended in arm.phases[1:]
     ]
-    if early:
-        yield "<h3>Phases that ended by themselves</h3>"
-        yield table(["arm", (TEXT, "phase"), (TEXT, "why")], early)
+    if rows:
+        yield "<h3>Phases</h3>"
+        heads: list[Cell] = ["arm", (TEXT, "phase"), (TEXT, "what it saw"), "gain, points", (TEXT, "ended by")]
+        yield table(heads, rows)
+        yield note(
+            "A weight phase sees the reward of each step, a search the accepted harness's mean after each round."
+        )
 
 
 def _by_set(run: Run) -> Iterable[str]:
