@@ -147,11 +147,7 @@ def run_arm(config: Experiment, arm: str, folder: Path, progress: Progress) -> N
     domain = config.load_domain()
     ledger, archive = Ledger(folder / "ledger.jsonl"), Archive(folder / "archive", domain.name)
     done, plan = snapshots(folder), plan_of(config, arm, domain)
-    if done and ledger.rollouts() < done[-1].rollouts:
-        raise UserError(
-            f"{ledger.path} has {ledger.rollouts():,} rollouts, but by the end of {done[-1].phase} "
-            f"{done[-1].rollouts:,} were spent: put it back, or run again in another folder"
-        )
+    _check_ledger(ledger, done)
     policy = load_policy(model_of(config, folder, done[-1]) if done else config.policy, domain.name)
     harness = harness_of(config, folder, done[-1]) if done else config.start()
     if not done:
@@ -237,6 +233,15 @@ class _Work:
             gain = gain_of_harness(before, rounds[-1].accepted_mean, rounds[-1].optimism)
         means = [r.accepted_mean for r in rounds]
         return found, Seen(means, gain, phase.over(means))
+
+
+def _check_ledger(ledger: Ledger, done: list[Snapshot]) -> None:
+    """Raise `UserError` for a ledger that has lost lines: the budget would be spent twice."""
+    if done and ledger.rollouts() < done[-1].rollouts:
+        raise UserError(
+            f"{ledger.path} has {ledger.rollouts():,} rollouts, but by the end of {done[-1].phase} "
+            f"{done[-1].rollouts:,} were spent: put it back, or run again in another folder"
+        )
 
 
 def _save(folder: Path, done: list[Snapshot]) -> None:
