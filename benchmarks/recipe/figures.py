@@ -134,8 +134,9 @@ def figure(draw: Callable[[Axes, Sequence[Row], str], None], rows: Sequence[Row]
             axes.grid(axis="both", color=GRID, linewidth=0.6)
             axes.set_axisbelow(True)
         if legend:
-            handles, labels = whole.axes[0].get_legend_handles_labels()
-            whole.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+            pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in whole.axes)
+            named = {label: handle for handle, label in itertools.chain.from_iterable(pairs)}
+            whole.legend(list(named.values()), list(named), loc="outside upper center", ncols=len(named), frameon=False)
         png(whole, path)
 
 
