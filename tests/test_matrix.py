@@ -288,6 +288,7 @@ def test_a_harness_that_did_not_ship_is_the_copy_that_the_run_made(run: Path) ->
         ("result.json", "run has not ended, and until then its test set stays sealed: run `"),
         ("arms/whale/weights/03/step", "the weights in run/arms/whale/weights/03/step are gone"),
         ("arms/whale/state.json", "has no arm whale any more"),
+        ("arms/whale/archive", "run/arms/whale/archive has no rounds any more"),
         ("run.json", "run is no run folder"),
     ],
 )

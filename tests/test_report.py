@@ -224,6 +224,8 @@ def test_a_command_that_took_up_a_run_stands_beside_the_one_that_began_it(run: P
         ("run.json", "{", "malformed"),
         ("arms/whale/curve.jsonl", '{"rollouts": 1}\n', "curve.jsonl:1 is no point"),
         ("arms/whale/curve.jsonl", "nonsense\n", "curve.jsonl:1 is no point"),
+        ("arms/whale/curve.jsonl", None, "curve.jsonl is gone or empty"),
+        ("arms/whale/curve.jsonl", "", "curve.jsonl is gone or empty"),
         ("test/whale-0/episodes.jsonl", "{}\n", "episodes.jsonl:1 is damaged"),
         ("test/whale-0/evaluation.json", "{}", "evaluation.json is damaged"),
         ("arms/whale/archive/archive.json", "{}", "archive.json is damaged"),
@@ -237,6 +239,15 @@ def test_broken_file_is_named_in_one_line(run: Path, file: str, content: str | N
     with pytest.raises(UserError, match=re.escape(expected)) as error:
         write_report(run)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("part", "name"), [("config", "domain"), ("hashes", "harness"), ("hashes", "data")])
+def test_a_run_json_that_was_edited_is_named_in_one_line(run: Path, part: str, name: str) -> None:
+    info = json.loads((run / "run.json").read_bytes())
+    del info[part][name]
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"run\.json is malformed"):
+        write_report(run)
 
 
 def test_run_without_a_tested_point_is_one_line(run: Path) -> None:

@@ -106,7 +106,10 @@ def matrix(folder: Path, repeats: int | None = None, limit: int | None = None, a
     config = replace(config, repeats=own[0], limit=own[1])
     with locked(folder):
         done = _phases(folder, config, arm)
-        grid = _grid(done, Archive(arm_folder(folder, arm) / "archive", config.domain).rounds, suffix)
+        archive = Archive(arm_folder(folder, arm) / "archive", config.domain)
+        if any(s.kind == "harness" for s in done) and not archive.rounds:
+            raise UserError(f"{archive.folder} has no rounds any more: put it back, or run again in another folder")
+        grid = _grid(done, archive.rounds, suffix)
         played = _play(config, arm, grid)
         found = _matrix(arm, done, grid, played)
         _count(folder, arm, grid, played)
@@ -137,6 +140,8 @@ def _phases(folder: Path, config: Config, arm: str) -> list[Snapshot]:
     if not path.exists():
         raise UserError(f"{folder} has no arm {arm} any more ({path} is gone): the same run again makes it again")
     kept, done = snapshots(arm_folder(folder, arm)), read_json(path, list[Snapshot])
+    if not done:
+        raise UserError(f"{path} is empty: the same run again writes it")
     if len(kept) < len(done):
         gone = arm_folder(folder, arm) / (done[len(kept)].model or "")
         raise UserError(f"the weights in {gone} are gone: the same run again makes them again")

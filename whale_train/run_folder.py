@@ -133,14 +133,18 @@ def locked(folder: Path, advice: str = "") -> TextIO:
 
 def read_run(folder: Path) -> RunInfo:
     """`run.json` of a run folder. Raises `UserError` when it is not there or malformed."""
+    path = folder / "run.json"
     try:
-        return msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is no run folder: expected one that `whale run`, train or search made") from None
     except OSError as error:
-        raise UserError(f"cannot read {folder / 'run.json'}: {error.strerror}; see who may read the folder") from None
+        raise UserError(f"cannot read {path}: {error.strerror}; see who may read the folder") from None
     except msgspec.DecodeError as error:
-        raise UserError(f"{folder / 'run.json'} is malformed ({error}): remove the folder and run again") from None
+        raise UserError(f"{path} is malformed ({error}): remove the folder and run again") from None
+    if "domain" not in info.config or "harness" not in info.hashes:
+        raise UserError(f"{path} is malformed (no domain, or no hash of the harness): remove the folder and run again")
+    return info
 
 
 def command_line() -> str:

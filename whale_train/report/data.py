@@ -141,11 +141,16 @@ def read_report(folder: Path) -> Run:
     root = folder / "arms"
     names = sorted((p.name for p in root.iterdir() if p.is_dir()), key=_rank) if root.is_dir() else []
     arms = [_arm(root / name, info) for name in names]
+    path = folder / "result.json"
+    result = read_json(path, dict[str, Any]) if path.exists() else {}
+    for arm in arms:
+        if result and not arm.curve:
+            raise UserError(f"{arm.folder / 'curve.jsonl'} is gone or empty: `{info.command}` writes it again")
     arms = [arm for arm in arms if arm.curve]
     if not arms:
         raise UserError(f"{folder} has no tested point yet: let `{info.command}` get past its first test, then report")
-    path = folder / "result.json"
-    result = read_json(path, dict[str, Any]) if path.exists() else {}
+    if info.hashes.get("data", "").count("-") != len(SPLITS) - 1:
+        raise UserError(f"{folder / 'run.json'} is malformed (its data has no hash a split): remove it and run again")
     return Run(folder, info, arms, result)
 
 
