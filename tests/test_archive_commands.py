@@ -71,6 +71,17 @@ def test_every_harness_of_every_arm_is_in_the_tree(run: Path, capsys: pytest.Cap
     assert said(capsys, "archive", one) == said(capsys, "archive", one / "archive"), "an arm's folder does, too"
 
 
+def test_of_several_arms_the_one_that_scored_both_is_compared(
+    played: Archive, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a, b = played.candidates
+    shutil.copytree(played.folder, tmp_path / "run" / "arms" / "whale" / "archive")
+    refused = Archive(tmp_path / "run" / "arms" / "harness-only" / "archive", "search-qa")
+    for candidate in (a, b):
+        refused.add(played.source(candidate.hash), "The same.", (), (), "r1")
+    assert "3 won, 0 lost" in said(capsys, "diff", tmp_path / "run", a.hash, b.hash)
+
+
 def test_a_comparison_shows_the_change_and_the_tasks_that_it_wins(
     played: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:

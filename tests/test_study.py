@@ -55,7 +55,7 @@ def test_each_arm_fits_its_budget_and_each_fixed_schedule_alternates_twice(domai
     shapes, tasks = set(), study.arm_config(domain, "fst", 0, tmp_path).load_domain()
     for arm in study.ARMS:
         config = study.arm_config(domain, arm, 0, tmp_path)
-        assert parse(shlex.split(study.whale_command(config))[1:]) == dataclasses.replace(config, out=None)
+        assert parse(shlex.split(study.whale_command(config, arm))[1:]) == dataclasses.replace(config, out=None)
         plan = plan_of(config, config.arms[0], tasks)
         assert plan.least <= plan.budget == study.BUDGET
         shapes.add((plan.schedule, plan.steps, plan.rounds, config.edits))

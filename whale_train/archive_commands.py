@@ -171,11 +171,14 @@ def _mean(outcomes: dict[str, Outcome]) -> str:
 
 
 def _both(found: list[Archive], a: str, b: str) -> tuple[Archive, Candidate, Candidate]:
-    """The archive that has both harnesses, and the two."""
+    """The archive that has both harnesses, and the two; of several arms' one where both have played the same tasks."""
+    having: list[tuple[Archive, Candidate, Candidate]] = []
     for archive in found:
         pairs = [[c for c in archive.candidates if c.hash.startswith(name)] for name in (a, b)]
         if all(len(pair) == 1 for pair in pairs):
-            return archive, pairs[0][0], pairs[1][0]
+            having.append((archive, pairs[0][0], pairs[1][0]))
+    if having:
+        return max(having, key=lambda both: bool(both[1].scores.keys() & both[2].scores.keys()))
     where = ", ".join(str(archive.folder) for archive in found)
     raise UserError(f"no archive has one harness {a!r} and one {b!r} ({where}): `whale archive` lists them")
 

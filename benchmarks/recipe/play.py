@@ -61,7 +61,7 @@ def _tested(config: RunConfig, arm: str, home: Path) -> Row:
         mean=last.score.mean,
         ci95=(last.score.low, last.score.high),
         command=command(config.domain, arm, config.seed, config.budget_rollouts),
-        whale=whale_command(config),
+        whale=whale_command(config, arm),
         by_task="".join(str(round(sum(repeats))) for repeats in last.scores.values()),
         behaviours=last.behaviours,
         phases=phases(config, home, done),

@@ -78,8 +78,10 @@ def command(domain: str, arm: str, seed: int, budget: int) -> str:
     return f"python benchmarks/recipe/run.py{other} --domains {domain} --arms {arm} --seeds {seed}"
 
 
-def whale_command(config: RunConfig) -> str:
+def whale_command(config: RunConfig, arm: str) -> str:
     """The same arm as the command line's own run, which also tests its start and where each of its cycles ends."""
+    if arm == START:
+        return f"whale eval --domain {config.domain} --seed {config.seed} --limit {config.limit}"
     words = ["whale", "run"]
     for field in fields(config):
         value, flag = getattr(config, field.name), field.name.replace("_", "-")
