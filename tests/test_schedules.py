@@ -213,16 +213,9 @@ def test_a_bandit_without_gains_takes_turns():
 def test_a_gain_compares_windows_that_do_not_overlap(rewards, window):
     gain = gain_of_weights(rewards, window)
     size = min(window, len(rewards) // 2)
-    apart = (statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size])) if size else 0.0
-    assert (gain > 0) == (apart > 0) and abs(gain) >= abs(apart)
+    assert gain == (statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size]) if size else 0.0)
     assert gain_of_weights(rewards[::-1], window) == pytest.approx(-gain)
     assert gain_of_weights([0.4] * len(rewards), window) == 0
-
-
-@given(st.integers(2, 40), st.integers(1, 12), st.floats(-0.02, 0.02))
-def test_weights_that_gain_as_much_at_each_step_gain_that_times_the_steps(steps, window, each):
-    rewards = [0.5 + each * step for step in range(steps)]
-    assert gain_of_weights(rewards, window) == pytest.approx(each * steps)
 
 
 def test_a_plan_without_an_end_ends_where_a_cycle_takes_nothing():

@@ -290,17 +290,11 @@ def collapsed(rewards: Sequence[float], window: int, tasks: int) -> str:
 
 
 def gain_of_weights(rewards: Sequence[float], window: int) -> float:
-    """What a weight phase with these rewards gained, over all of its steps, from the mean of its last window less that
-    of its first. They are of `window` steps, or half of all where there are fewer than two such.
-
-    A step's reward is that of the weights before it, so that the two windows lie fewer updates apart than the phase
-    made; the rest of them is taken to have gained as much each.
-    """
+    """What a weight phase with these rewards gained: the mean of its last window less that of its first, which are of
+    `window` steps, or half of all where there are fewer than two such. A step's reward is that of the weights before
+    it, so that what the last window's updates gained is not in it: of two steps, half of all."""
     size = min(window, len(rewards) // 2)
-    if not size:
-        return 0.0
-    seen = statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size])
-    return seen * len(rewards) / (len(rewards) - size)
+    return statistics.fmean(rewards[-size:]) - statistics.fmean(rewards[:size]) if size else 0.0
 
 
 def gain_of_harness(before: float, after: float, optimism: float) -> float:
