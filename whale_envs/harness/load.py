@@ -164,9 +164,7 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
     except (OSError, ValueError) as error:  # the latter for bytes that are no text, and for a zero byte in the path
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         why = str(error) if "null byte" in str(error) else why
-        raise UserError(
-            f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`"
-        ) from None
+        raise UserError(f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`") from None
 
 
 def _attribute(spec: str) -> Any:
