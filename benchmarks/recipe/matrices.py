@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import tyro
 from findings import WHALE, kept_matrices
-from study import BUDGET, SIZES, arm_config
+from study import BUDGET, SIZES, arm_config, command
 
 from whale_envs.episode import read_json, write_atomic
 from whale_envs.errors import UserError
@@ -42,7 +42,7 @@ def main(
     for domain in domains:
         folder = arm_config(domain, WHALE, 0, work, budget).out
         if not folder.is_dir():
-            raise UserError(f"{folder} is not there: run.py --domains {domain} --arms {WHALE} --seeds 0 makes it")
+            raise UserError(f"{folder} is not there: {command(domain, WHALE, 0, budget)} makes it")
         matrix(folder, CELL_REPEATS)
         found[domain] = read_json(folder / "matrix.json", dict[str, Any])
         (out / "figures").mkdir(exist_ok=True)

@@ -162,8 +162,11 @@ def load_harness(spec: str | Path | Harness | Callable[..., Any], domain: str, t
     try:
         return Harness(path.read_text(encoding="utf-8"), path.stem, trusted)
     except (OSError, ValueError) as error:  # the latter for bytes that are no text, and for a zero byte in the path
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        why = str(error) if "null byte" in str(error) else why
+        why = (
+            "it is no text in UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else getattr(error, "strerror", str(error))
+        )
         raise UserError(f"cannot read harness {path}: {why}; expected a Python file with `run(task, tools)`") from None
 
 
